@@ -30,6 +30,7 @@ from ndif.control.operations import Operation
 from ndif.gateway import socket_io_channel
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import subscription_of
+from ndif.gateway.connection_limit import ConnectionLimit
 from ndif.gateway.connections import limited
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
 from ndif.gateway.header_wire import SocketIoSubscriptions
@@ -143,21 +144,27 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @contextlib.asynccontextmanager
 async def gateway(
-    folder: Path, *, ping_s: float = 20, keep_alive_s: float = PATIENCE_S, **settings: Any
+    folder: Path,
+    *,
+    ping_s: float = 20,
+    keep_alive_s: float = PATIENCE_S,
+    connections: int = 1000,
+    **settings: Any,
 ) -> AsyncIterator[Gateway]:
-    """Run a gateway with these settings and this ping interval."""
+    """Run a gateway with these settings, this ping interval and at most so many connections."""
     made = Gateway(folder, Settings().model_copy(update=settings))
     async with contextlib.AsyncExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         made.address = listening.getsockname()[:2]
         options = {"ws_ping_interval": ping_s, "ws_ping_timeout": ping_s}
+        limit = ConnectionLimit(connections, lambda _: False)
         config = uvicorn.Config(
             made.app,
             lifespan="off",
             log_level="warning",
             forwarded_allow_ips="127.0.0.1",
             timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
-            **{**options, **limited(made.incoming)},
+            **{**options, **limited(made.incoming, limit)},
         )
         made.serving = uvicorn.Server(config)
         serving = asyncio.create_task(made.serving.serve(sockets=[listening]))

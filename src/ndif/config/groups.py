@@ -107,6 +107,10 @@ class RequestSettings(Group):
     that."""
     incoming_timeout_s: Duration = Field(default=3600, gt=0)
     """Maximum time to receive a request or message."""
+    max_connections: int = Field(default=0, ge=0)
+    """Maximum number of open connections of a gateway, half of them from one address that is no trusted
+    proxy. Above it, the longest idle connection is closed for a new one; without an idle one, the new one
+    is refused. 0: three quarters of the process's limit of open files."""
     max_unread_bytes: Size = Field(default=16 * MiB, gt=0)
     """Maximum size of updates that a client has not read. Its jobs wait before they send more, and a client
     with more unread updates is disconnected."""

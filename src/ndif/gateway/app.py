@@ -14,11 +14,13 @@ from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from ndif.config.settings import Settings
 from ndif.control.leader import Leader
 from ndif.gateway.admin import AdminRoutes
 from ndif.gateway.callbacks import CallbackRoute
+from ndif.gateway.connection_limit import ConnectionLimit, default_limit
 from ndif.gateway.connections import limited
 from ndif.gateway.documents import Documents
 from ndif.gateway.envelope_wire import WebSocketSubscriptions
@@ -245,9 +247,11 @@ def uvicorn_config(
 ) -> uvicorn.Config:
     """Return the configuration that serves a gateway's application on the socket `listening`."""
     host, port = listening.getsockname()[:2]
+    proxies = ProxyHeadersMiddleware(app, settings.proxies).trusted_hosts  # type: ignore[arg-type]
+    connections = ConnectionLimit(settings.max_connections or default_limit(), proxies.__contains__)
     return uvicorn.Config(
         app,
-        **limited(incoming),
+        **limited(incoming, connections),
         host=host,
         port=port,
         # Keep the server's own logging configuration.

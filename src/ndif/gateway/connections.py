@@ -18,9 +18,11 @@ from starlette.types import Scope
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 from websockets.http11 import Request
 
-from ndif.gateway.http_error import HttpError, written
+from ndif.gateway.connection_limit import Allowance, ConnectionLimit
+from ndif.gateway.http_error import RETRY_SOON, HttpError, written
 from ndif.gateway.incoming import MAX_ENVELOPE, Incoming, IncomingFullError
 from ndif.gateway.peer import PEER, Peer
 from ndif.gateway.request_log import REQUEST_ID
@@ -47,11 +49,22 @@ _NO_HANDSHAKE = HttpError(
     400,
     "This opens no WebSocket: it must be a GET with at most 128 headers, each of at most 8 KiB.",
 )
+_TOO_MANY = HttpError(
+    503, "This server has as many connections as it can. Try again soon.", RETRY_SOON
+)
 _FAILED = HttpError(500, "The server failed at this request; its log says why.")
 _KEPT = ("Allow", "Upgrade")
 """Headers that are kept of the answer to an invalid handshake."""
 _GONE_MS = 300_000
 """`TCP_USER_TIMEOUT` of a WebSocket: the kernel closes it if sent data stays unacknowledged for longer."""
+_SLICE = 4096
+"""Bytes of a WebSocket's input that are parsed at once: up to 680 frames."""
+_LARGE_SLICE = 32 * 1024
+"""Bytes that are parsed at once of a large frame."""
+_FRAMES_PER_S, _FRAME_BURST = 1000.0, 500.0
+"""Small frames that a WebSocket's client may send; above that it is disconnected."""
+_CHUNKS_PER_S, _CHUNK_BURST = 10.0, 50.0
+"""Small pieces in which a body may arrive; above that the server reads it less often, in larger pieces."""
 _FRAGMENT_BYTES = 100
 """Bytes of memory that a fragment of a message costs in addition to its content."""
 _TOO_BIG, _TRY_AGAIN, _POLICY = 1009, 1013, 1008
@@ -77,11 +90,11 @@ def on_its_way(scope: Scope) -> int:
     return 0 if found is None else int(found())
 
 
-def limited(incoming: Incoming) -> dict[str, Any]:
+def limited(incoming: Incoming, connections: ConnectionLimit) -> dict[str, Any]:
     """Return the options that make `uvicorn.Config` use `HttpConnection` and `WebSocketConnection`."""
     return {
-        "http": partial(HttpConnection, incoming=incoming),
-        "ws": partial(WebSocketConnection, incoming=incoming),
+        "http": partial(HttpConnection, incoming=incoming, limit=connections),
+        "ws": partial(WebSocketConnection, incoming=incoming, limit=connections),
         # A client of nnsight 0.8 answers pings only while it waits for an update: not during an upload, nor
         # before the update is awaited. `TCP_USER_TIMEOUT` detects a dead machine instead.
         "ws_ping_timeout": None,
@@ -207,9 +220,14 @@ class HttpConnection(_Watched, HttpToolsProtocol):
     An idle connection is closed. If a request is answered before its end, its rest must arrive in time.
     """
 
-    def __init__(self, *arguments: Any, incoming: Incoming, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, incoming: Incoming, limit: ConnectionLimit, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         self._incoming = incoming
+        self._limit = limit
+        self._chunks = Allowance(_CHUNKS_PER_S, _CHUNK_BURST, self.loop.time)
+        self._reads_again: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._is_head = False
         self._header_bytes = 0
@@ -226,9 +244,16 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         super().connection_made(transport)
         self._reader = _Reader(transport, self._incoming, f"a client at {_host(self.client)}")
         self._peer = Peer(self.client, self.server)
-        self._head.start()
+        if self._limit.admit(transport, _host(self.client)):
+            self._head.start()
+        else:
+            transport.write(written(_TOO_MANY))
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.close(self.transport)
+        if self._reads_again is not None:
+            self._reads_again.cancel()
         self._head.close()
         self._rest.close()
         self._reader.close()
@@ -246,6 +271,19 @@ class HttpConnection(_Watched, HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+        if self.cycle is not None and self.cycle.more_body:
+            self._pause(self._chunks.spend(1, len(data)))
+
+    def _pause(self, seconds: float) -> None:
+        """Read nothing for some time, so that the kernel gathers what a client sends in small pieces."""
+        if seconds and self._reads_again is None and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._reads_again = self.loop.call_later(seconds, self._read_again)
+
+    def _read_again(self) -> None:
+        self._reads_again = None
+        if not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Send the refusal in `self._refusal`, unless an answer has begun, and close the connection."""
@@ -282,6 +320,7 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         raise ValueError(answer.detail)  # stops the parser; uvicorn then calls `send_400_response`
 
     def on_headers_complete(self) -> None:
+        self._limit.set_busy(self.transport)
         self._head.stop()
         self._is_head = False
         self._head_bytes = 0
@@ -300,8 +339,11 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         if self.cycle.response_complete and self.cycle.more_body:
             self._unset_keepalive_if_required()
             self._rest.start()
+        if self._is_idle():
+            self._limit.set_idle(self.transport)
 
     def handle_websocket_upgrade(self) -> None:
+        self._limit.set_busy(self.transport)
         self._head.stop()
         super().handle_websocket_upgrade()
 
@@ -319,9 +361,14 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
     budget of `Incoming`.
     """
 
-    def __init__(self, *arguments: Any, incoming: Incoming, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, incoming: Incoming, limit: ConnectionLimit, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         self._incoming = incoming
+        self._limit = limit
+        self._frames = Allowance(_FRAMES_PER_S, _FRAME_BURST, self.loop.time)
+        self._is_refused = False
         self._unfinished = incoming.message("")
         self._message = _Patience(
             incoming.idle_s,
@@ -338,6 +385,7 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.close(self.transport)
         self._message.close()
         self._reader.close()
         self._unfinished.hold(0, 0)
@@ -349,11 +397,20 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_received = True
-        super().data_received(data)
+        if not self.handshake_initiated or len(data) <= _SLICE:
+            super().data_received(data)
+        else:
+            # The kernel hands over up to 256 KiB: 40,000 frames, which would take seconds. The buffer holds
+            # the begun part of a large frame, whose rest needs no small slices.
+            start = 0
+            while start < len(data) and not (self._is_refused or self.transport.is_closing()):
+                end = start + min(max(_SLICE, len(self.conn.reader.buffer)), _LARGE_SLICE)
+                super().data_received(data[start:end])
+                start = end
         if not self.handshake_initiated and not self.transport.is_closing():
             # uvicorn is given the whole head at once, and found no handshake in it.
             self._refuse(_NO_HANDSHAKE)
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         size = len(self.conn.reader.buffer)
         size += sum(len(frame) + _FRAGMENT_BYTES for frame in self.frames)
@@ -372,6 +429,14 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
             self._fail(_TRY_AGAIN, f"the server receives as much as it can: {error}")
         if not size:
             self._message.stop()
+
+    def handle_events(self) -> None:
+        frames = [event for event in self.conn.events if isinstance(event, Frame)]
+        if frames and self._frames.spend(len(frames), sum(len(frame.data) for frame in frames)):
+            self._is_refused = True
+            self._fail(_POLICY, f"it sends more than {_FRAMES_PER_S:.0f} small frames a second")
+        else:
+            super().handle_events()
 
     def handle_connect(self, event: Request) -> None:
         # uvicorn makes no scope for an invalid request.

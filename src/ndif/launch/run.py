@@ -229,10 +229,12 @@ class ServerRun(ServiceRun):
             )
         else:
             # These imports take a second, which a start that is refused or only supervises does not need.
+            from ndif.gateway.connection_limit import raise_descriptor_limit
             from ndif.server.embedded import Operator, Server
             from ndif.server.heap import return_free_memory
 
             return_free_memory()
+            raise_descriptor_limit()
             http: Http
             server = Server(
                 self.options,

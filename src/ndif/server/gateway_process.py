@@ -19,6 +19,7 @@ from ndif.config.settings import Settings
 from ndif.control.remote_leader import RemoteLeader
 from ndif.dashboard.dashboard import Dashboard
 from ndif.gateway.app import Gateway, GatewayOptions, create_gateway, uvicorn_config
+from ndif.gateway.connection_limit import raise_descriptor_limit
 from ndif.gateway.hf_mirror import HfMirror, PublishedModels
 from ndif.host.runtimes import Runtimes
 from ndif.net import Http
@@ -86,6 +87,7 @@ def main() -> None:
     settings = Settings()
     logs.configure("gateway", settings)
     return_free_memory()
+    raise_descriptor_limit()
     uvloop.run(_serve(settings, Path(sys.argv[1]), parent_pipe=int(sys.argv[2])))
 
 

@@ -26,6 +26,7 @@ from ndif.config.settings import Settings
 from ndif.config.units import format_duration
 from ndif.control.publisher import Publisher
 from ndif.control.remote_leader import answer_call
+from ndif.gateway.connection_limit import raise_descriptor_limit
 from ndif.host.runtimes import Runtimes
 from ndif.net import STOP_SIGNALS
 from ndif.queue.dispatcher import HoldingQueue
@@ -270,6 +271,7 @@ def main(kind: type[LeaderCandidate] = LeaderCandidate) -> None:
     logs.configure("dispatcher", settings)
     leader = kind(settings, config, partial(announce_up, file))
     return_free_memory()
+    raise_descriptor_limit()
     uvloop.run(_run(leader, parent_pipe=int(sys.argv[2])))
 
 

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ndif.config.groups import FolderSettings, GatewaySettings
 from ndif.config.reference import read
 from ndif.config.units import format_duration
+from ndif.gateway.connection_limit import raise_descriptor_limit
 from ndif.host.model_actor import LocalModelActor
 from ndif.net import Http, StartError, for_url, listen, reachable_as
 from ndif.sandbox.confinement.confinement import ConfinementError, verify
@@ -102,6 +103,7 @@ class Local:
                 ) from error
             try:
                 return_free_memory()
+                raise_descriptor_limit()
                 uvloop.run(self._serve(server, listening, console, token, interrupts))
             finally:
                 if self.results is None and not server.is_polled:
