@@ -55,7 +55,7 @@ def rotate(log: Path, kept: int) -> None:
                 if newer.exists():
                     newer.replace(older)
             copy.replace(parts[0])
-            # Copy what was written meanwhile, so that only a line within one call can be lost.
+            # Copy lines written meanwhile; only lines between the last read and the truncation are lost.
             while more := source.read(_CHUNK):
                 target.write(more)
             target.flush()

@@ -72,12 +72,12 @@ def broker(options: Settings, *, may_start: bool, needs_password: bool = True) -
                 f"{_VARIABLE}, or set {_ALLOW_OPEN}=true."
             )
         return None
-    nothing = f"Nothing answers at {shown} ({_VARIABLE})."
+    no_answer = f"Nothing answers at {shown} ({_VARIABLE})."
     if parts.scheme != "redis" or not is_loopback(host):
-        raise ServiceError(f"{nothing} Start Redis there, or name another.")
+        raise ServiceError(f"{no_answer} Start Redis there, or name another.")
     if not may_start:
         raise ServiceError(
-            f"{nothing} `ndif start broker` starts one there, and so does `ndif start`."
+            f"{no_answer} `ndif start broker` starts one there, and so does `ndif start`."
         )
     binary = require_program("redis-server", "valkey-server", port=port)
     if parts.username:
@@ -91,11 +91,11 @@ def broker(options: Settings, *, may_start: bool, needs_password: bool = True) -
         password = unquote(parts.password or "") or secrets.token_urlsafe(32)
         text = _CONFIGURATION.format(host=_ip(host), port=port, folder=data)
         text += f'requirepass "{_quoted(password)}"\n'
-        with open_private(file) as written:
-            written.write(text)
+        with open_private(file) as output:
+            output.write(text)
         if not parts.password:
-            with open_private(_password_file(data, port)) as written:
-                written.write(f"{password}\n")
+            with open_private(_password_file(data, port)) as output:
+                output.write(f"{password}\n")
         return Program([binary, str(file)])
 
     def answers(run_folder: RunFolder) -> bool:
@@ -113,7 +113,7 @@ def _password_file(data: Path, port: int) -> Path:
 def _is_open(url: str, host: str) -> bool:
     """Return True if other machines may reach the server, and it accepts commands without a password."""
     try:
-        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
         addresses = {host}
     if all(map(is_loopback, addresses)):
@@ -133,7 +133,7 @@ def _check(url: str, shown: str, *, needs_password: bool) -> None:
 
     try:
         with _connect(url) as client:
-            found = client.info()
+            info = client.info()
     except (AuthenticationError, AuthorizationError) as error:
         if not needs_password and not urlsplit(url).password:
             return
@@ -146,12 +146,12 @@ def _check(url: str, shown: str, *, needs_password: bool) -> None:
         raise ServiceError(
             f"The server at {shown} ({_VARIABLE}) is no Redis that can be used: {error}."
         ) from error
-    version = str(found["redis_version"])
+    version = str(info["redis_version"])
     if is_too_old(version):
         raise ServiceError(
             f"The broker at {shown} is Redis {version}; {OLDEST_REDIS} or newer is needed."
         )
-    policy = found.get("maxmemory_policy", "noeviction")
+    policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise ServiceError(
             f"The broker at {shown} drops requests when its memory is full (maxmemory-policy {policy}): "
