@@ -123,8 +123,8 @@ class Filter:
         program = _Program(len(code) // _INSTRUCTION.size, ctypes.addressof(instructions))
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         flags = 0 if this_thread else _ALL_THREADS
-        done = libc.syscall(_SECCOMP, _SET_MODE_FILTER, flags, ctypes.byref(program))
-        check(done, "seccomp")
+        result = libc.syscall(_SECCOMP, _SET_MODE_FILTER, flags, ctypes.byref(program))
+        check(result, "seccomp")
 
 
 class _Program(ctypes.Structure):

@@ -32,9 +32,9 @@ def _as_data(name: str, pure: type[PurePath]) -> Any:
         return self
 
     unavailable = {
-        each: _Unavailable(each)
-        for each in dir(pathlib.Path)
-        if not each.startswith("_") and not hasattr(PurePath, each)
+        attribute: _Unavailable(attribute)
+        for attribute in dir(pathlib.Path)
+        if not attribute.startswith("_") and not hasattr(PurePath, attribute)
     }
     # A copy made by `__reduce__` would be a path that can be opened.
     own = {"__reduce__": reduce, "__copy__": itself, "__deepcopy__": itself}

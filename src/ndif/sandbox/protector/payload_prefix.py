@@ -1,8 +1,8 @@
 """A cache of the part of a payload that is the same in every request for a model.
 
 nnsight sends the tree of a model's wrappers with each request: 16,000 pickle opcodes for 30 layers, all but
-300 of them in one list or dictionary. While client and model are the same, its bytes are the same except
-for memo numbers: a block that sends one object more shifts them all.
+300 of them in one list or dictionary. While client and model are the same, the tree's bytes are the same
+except for memo numbers: a block that sends one object more shifts all numbers.
 
 The zygote checks that container once, in a request of its own (`unpickling.cache_prefix`). If a payload has
 the same bytes, the unpickler in C decodes them in a fifth of the time. An idle process decodes them ahead
@@ -170,8 +170,10 @@ class CachedPrefix:
             expected = self._with_numbers(earlier, len(memo) - self.memo_size)
         same = (
             content.startswith(expected)
-            and all(_same(memo.get(earlier[n]), each) for n, each in self.referenced.items())
-            and all(persistent.get(pid) is each for pid, each in self.persistent.items())
+            and all(
+                _same(memo.get(earlier[number]), value) for number, value in self.referenced.items()
+            )
+            and all(persistent.get(pid) is value for pid, value in self.persistent.items())
         )
         if not same:
             return None
@@ -217,9 +219,9 @@ class _Decoder(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         """Return an object of the server by name, or an object of the memo by number."""
-        known: Mapping[Any, Any]
-        known = self.prefix.referenced if isinstance(pid, int) else self.prefix.persistent
-        return known[pid]
+        objects: Mapping[Any, Any]
+        objects = self.prefix.referenced if isinstance(pid, int) else self.prefix.persistent
+        return objects[pid]
 
 
 def _same(given: Any, expected: Any) -> bool:
@@ -265,10 +267,10 @@ def without_frames(payload: bytes) -> bytes:
 def longest_container(payload: bytes) -> PrefixSpan | None:
     """Return the longest list or dictionary of a trusted payload without frames, or the bulk of it.
 
-    None if it is short. A container that calls functions does not count.
+    Return None if that container is short. A container that calls functions does not count.
     """
     marks: list[tuple[int, int, int]] = []
-    found: list[tuple[int, int, int, bytes]] = []
+    containers: list[tuple[int, int, int, bytes]] = []
     gets: list[tuple[int, int]] = []
     memo_size = calls = 0
     for opcode, argument, offset in pickletools.genops(payload):
@@ -283,11 +285,13 @@ def longest_container(payload: bytes) -> PrefixSpan | None:
         elif pickletools.markobject in opcode.stack_before:
             start, earlier, before = marks.pop()
             if calls == before and opcode.name in _EMPTY:
-                found.append((at + 1 - start, start, earlier, _EMPTY[opcode.name]))
-    longest = max((size for size, *_ in found), default=0)
+                containers.append((at + 1 - start, start, earlier, _EMPTY[opcode.name]))
+    longest = max((size for size, *_ in containers), default=0)
     if longest < _MIN_BYTES:
         return None
-    size, start, memo_size, empty = min(each for each in found if each[0] >= _SAME_PART * longest)
+    size, start, memo_size, empty = min(
+        container for container in containers if container[0] >= _SAME_PART * longest
+    )
     end = start + size
     within = tuple((at, number) for at, number in gets if start < at < end)
     return PrefixSpan(start, end, memo_size, empty, within)
