@@ -25,8 +25,8 @@ FILE = "cluster_secret"
 
 def cluster_secrets(options: Settings) -> tuple[str, ...]:
     """Return the secrets from the variable, else the named file, else the session root; else none."""
-    if named := options.cluster_secret.get_secret_value():
-        return split_secrets(named)
+    if value := options.cluster_secret.get_secret_value():
+        return split_secrets(value)
     if options.cluster_secret_file is not None:
         return _read(options.cluster_secret_file.expanduser())
     file = secret_file(options)

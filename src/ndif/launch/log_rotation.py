@@ -56,8 +56,8 @@ def rotate(log: Path, kept: int) -> None:
                     newer.replace(older)
             copy.replace(parts[0])
             # Copy lines written meanwhile; only lines between the last read and the truncation are lost.
-            while more := source.read(_CHUNK):
-                target.write(more)
+            while chunk := source.read(_CHUNK):
+                target.write(chunk)
             target.flush()
         os.ftruncate(source.fileno(), 0)
 

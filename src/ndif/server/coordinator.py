@@ -257,8 +257,8 @@ class Coordinator:
             )
 
     def _note_scaled(self, processor: Processor, replicas: int) -> None:
-        was = processor.desired_replicas
-        text = f"{was} → {replicas} replicas for nnsight {processor.variant.generation}."
+        previous = processor.desired_replicas
+        text = f"{previous} → {replicas} replicas for nnsight {processor.variant.generation}."
         self._oversight.events.record("scaled", processor.variant.model.repo_id, text, "autoscaler")
 
     async def bring_up(self, generation: str) -> list[Replica]:

@@ -110,16 +110,14 @@ class Local:
     def _warning(self, options: GatewaySettings) -> str | None:
         """Return a warning that others than the owner can run code here; None if nobody else can."""
         reachable = reachable_as(self.host, options.public_url)
-        does = "may run code here, confined" if self.sandbox else "runs code here as you"
+        predicate = "may run code here, confined" if self.sandbox else "runs code here as you"
         if self.no_token:
-            who = (
+            subject = (
                 f"Everybody who reaches {reachable}" if reachable else "Every user of this machine"
             )
-            return f"{who} {does}: --no-token asks nobody for the token."
+            return f"{subject} {predicate}: --no-token asks nobody for the token."
         if reachable:
-            return (
-                f"{reachable} is reachable from other machines. Everybody who has the token {does}."
-            )
+            return f"{reachable} is reachable from other machines. Everybody who has the token {predicate}."
         return None
 
     def _results_folder(self, options: FolderSettings, listening: socket.socket) -> Path:

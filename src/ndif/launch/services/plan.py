@@ -136,16 +136,16 @@ def service_status(run_folders: RunFolders) -> dict[str, ServiceStatus]:
     running = run_folders.running()
     if running is not None:
         for name, service in running[1].services.items():
-            whose = "of this session" if service.ours else "not of this session"
-            services[name] = service.address, whose
+            origin = "of this session" if service.ours else "not of this session"
+            services[name] = service.address, origin
     for name in STANDALONE:
-        alone = run_folders.of_service(name).running()
-        if alone is not None:
-            whose = f"started alone (process {alone[1].pid})"
-            services[name] = alone[1].url, whose
+        standalone = run_folders.of_service(name).running()
+        if standalone is not None:
+            origin = f"started alone (process {standalone[1].pid})"
+            services[name] = standalone[1].url, origin
     return {
-        name: ServiceStatus(address, whose, _answers(address))
-        for name, (address, whose) in services.items()
+        name: ServiceStatus(address, origin, _answers(address))
+        for name, (address, origin) in services.items()
     }
 
 

@@ -65,12 +65,12 @@ def ray_head(options: Settings, *, may_start: bool, leads: bool = False) -> Serv
         authentication(options, starts=False)
         if not leads or scheme == _CLIENT or is_local(host) or _has_node():
             return None
-        own = _address_towards(host, port)
+        own_address = _address_towards(host, port)
         return _service(
             options,
             host,
             port,
-            own,
+            own_address,
             (_address_option(host, port),),
             is_head=False,
             has_resources=False,
@@ -98,8 +98,8 @@ def own_head(options: ClusterSettings) -> str | None:
     if not is_loopback(host) or accepts_connections(host, port):
         return None
     head, broker = options.ray_head_port, urlsplit(options.broker_url)
-    taken = (broker.port or _PORT) if options.broker_url else 0
-    return f"{_ip(host)}:{head + (head == taken)}"
+    broker_port = (broker.port or _PORT) if options.broker_url else 0
+    return f"{_ip(host)}:{head + (head == broker_port)}"
 
 
 def ray_worker(options: Settings) -> Service:
@@ -119,8 +119,8 @@ def ray_worker(options: Settings) -> Service:
         )
     authentication(options, starts=False)
     # Unless the head is on this machine, Ray chooses the address by which the other nodes reach it.
-    own = _ip(host) if is_loopback(host) else None
-    return _service(options, host, port, own, (_address_option(host, port),), is_head=False)
+    own_address = _ip(host) if is_loopback(host) else None
+    return _service(options, host, port, own_address, (_address_option(host, port),), is_head=False)
 
 
 def _address_option(host: str, port: int) -> str:

@@ -62,17 +62,17 @@ def broker(options: Settings, *, may_start: bool, needs_password: bool = True) -
     require_package("redis", _VARIABLE)
     parts = urlsplit(url)
     host, port = parts.hostname or "localhost", parts.port or _PORT
-    shown = without_secrets(url)
+    display_url = without_secrets(url)
     if parts.scheme == "unix" or accepts_connections(host, port):
-        _check(url, shown, needs_password=needs_password)
+        _check(url, display_url, needs_password=needs_password)
         if not options.allow_open_broker and parts.scheme != "unix" and _is_open(url, host):
             raise ServiceError(
-                f"The broker at {shown} takes commands from every machine that reaches it, without a "
+                f"The broker at {display_url} takes commands from every machine that reaches it, without a "
                 f"password. Give it one (`requirepass` in Redis' configuration) and put it into "
                 f"{_VARIABLE}, or set {_ALLOW_OPEN}=true."
             )
         return None
-    no_answer = f"Nothing answers at {shown} ({_VARIABLE})."
+    no_answer = f"Nothing answers at {display_url} ({_VARIABLE})."
     if parts.scheme != "redis" or not is_loopback(host):
         raise ServiceError(f"{no_answer} Start Redis there, or name another.")
     if not may_start:
@@ -102,7 +102,7 @@ def broker(options: Settings, *, may_start: bool, needs_password: bool = True) -
         file = _password_file(run_folder.service_data(NAME), port)
         return _answers(with_password(url, file.read_text().strip()) if file.is_file() else url)
 
-    return Service(NAME, shown, host, port, make, answers)
+    return Service(NAME, display_url, host, port, make, answers)
 
 
 def _password_file(data: Path, port: int) -> Path:
@@ -119,10 +119,10 @@ def _is_open(url: str, host: str) -> bool:
     if all(map(is_loopback, addresses)):
         return False
     parts = urlsplit(url)
-    _, _, bare = parts.netloc.rpartition("@")
+    _, _, address = parts.netloc.rpartition("@")
     # The certificate is not checked: the question is only whether strangers have access.
     query = "ssl_cert_reqs=none" if parts.scheme == "rediss" else ""
-    return _answers(parts._replace(netloc=bare, query=query).geturl())
+    return _answers(parts._replace(netloc=address, query=query).geturl())
 
 
 def _check(url: str, shown: str, *, needs_password: bool) -> None:

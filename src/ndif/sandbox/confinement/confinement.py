@@ -106,7 +106,7 @@ class Confinement:
             ConfinementError: If this machine cannot confine as `mode` requires.
         """
         verify(mode)
-        files, named = tuple(readable), tuple(unlisted)
+        files, unlisted_folders = tuple(readable), tuple(unlisted)
         rules = calls = None
         if mode != "off":
             with allowing_less(mode):
@@ -114,9 +114,17 @@ class Confinement:
                 from ndif.sandbox.confinement.seccomp import Filter
 
                 calls = Filter.compile(devices=driver is not None)
-            rules = make_ruleset(mode, *_paths(files, driver), (), (), named)
+            rules = make_ruleset(mode, *_paths(files, driver), (), (), unlisted_folders)
         return cls(
-            mode, memory_bytes, result_bytes, max_threads, files, driver, rules, calls, named
+            mode,
+            memory_bytes,
+            result_bytes,
+            max_threads,
+            files,
+            driver,
+            rules,
+            calls,
+            unlisted_folders,
         )
 
     def detach(self, channel: int) -> int:
@@ -372,9 +380,9 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     blobs = linked_folders(folder)
     if not blobs:
         return sorted({folder, *(file for link, file in files.items() if link.suffix in WEIGHTS)})
-    of_cache = {file for file in files.values() if any(map(file.is_relative_to, blobs))}
+    blob_files = {file for file in files.values() if any(map(file.is_relative_to, blobs))}
     # The Hub's library looks up a revision's commit in `refs`, and lists the local snapshots.
-    return sorted({folder.parent, folder.parent.parent / "refs", *of_cache})
+    return sorted({folder.parent, folder.parent.parent / "refs", *blob_files})
 
 
 def _erase_initial_environment() -> None:

@@ -167,9 +167,9 @@ class Protector:
         Raises:
             AttributeError: If the method is private or denied.
         """
-        own = name == "__call__" or name.startswith("__nnsight_")
+        is_nnsight_call = name == "__call__" or name.startswith("__nnsight_")
         denied = name in self._whitelist.model or name in self._whitelist.nnsight
-        if not own and (name.startswith("_") or denied):
+        if not is_nnsight_call and (name.startswith("_") or denied):
             raise AttributeError(f"the model's method {name!r} is not available on this server")
         self._guards.check(model, name)
 
@@ -293,5 +293,5 @@ def _libraries() -> tuple[str, ...]:
 
     Loaded modules are not inspected, because that would copy a page of memory for each in every runner.
     """
-    named = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
-    return tuple({f"{os.path.normpath(folder)}/" for folder in (*named, *sys.path) if folder})
+    folders = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+    return tuple({f"{os.path.normpath(folder)}/" for folder in (*folders, *sys.path) if folder})

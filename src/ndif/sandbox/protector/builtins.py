@@ -216,17 +216,17 @@ def _text(source: object, why: str) -> str:
 
 def _field_names(cls: type) -> list[Any]:
     """Return the names of a class's fields, from every attribute that `dataclass` reads them from."""
-    own = content(cls)
+    attributes = content(cls)
     names: list[Any] = []
     for kind in ("__annotations__", "__dataclass_fields__"):
-        named = own.get(kind, {})
-        if type(named) is dict:
-            names += named
+        fields = attributes.get(kind, {})
+        if type(fields) is dict:
+            names += fields
             # The code that `dataclass` generates uses the `name` of the field itself.
             names += [
-                field.name for field in named.values() if isinstance(field, dataclasses.Field)
+                field.name for field in fields.values() if isinstance(field, dataclasses.Field)
             ]
-        elif issubclass(type(named), dict):
+        elif issubclass(type(fields), dict):
             raise TypeError(f"{kind} of a dataclass must be a plain dict on this server")
     return names
 
@@ -265,13 +265,15 @@ def _classes(guards: AccessGuards) -> type:
                 return stand_in if kind is type or kind is Meta else kind
             name, bases, namespace = arguments
             # Copied first, because a subclass of dict may list other names than it holds.
-            own = dict(namespace)
-            forbidden = UNBOUND.intersection(own)
+            attributes = dict(namespace)
+            forbidden = UNBOUND.intersection(attributes)
             if forbidden:
                 raise TypeError(f"the name {min(forbidden)!r} cannot be bound on this server")
             # Python would take this module, the caller of `type`.
-            own.setdefault("__module__", sys._getframe(1).f_globals.get("__name__", "__main__"))
-            new_class = type(name, bases, own, **options)
+            attributes.setdefault(
+                "__module__", sys._getframe(1).f_globals.get("__name__", "__main__")
+            )
+            new_class = type(name, bases, attributes, **options)
             guards.own(new_class)
             return new_class
 

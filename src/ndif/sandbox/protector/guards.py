@@ -214,9 +214,9 @@ class AccessGuards:
         """Return the `__getitem__` of an Envoy (None: of its class), with a guard for string keys."""
 
         def item(*arguments: Any) -> Any:
-            of, key = arguments[0] if envoy is None else envoy, arguments[-1]
-            plain = type(key) in (int, slice) or not self._is_envoy(of)
-            return method(*arguments) if plain else self.item(of, key)
+            receiver, key = arguments[0] if envoy is None else envoy, arguments[-1]
+            plain = type(key) in (int, slice) or not self._is_envoy(receiver)
+            return method(*arguments) if plain else self.item(receiver, key)
 
         return item
 
@@ -231,8 +231,8 @@ class AccessGuards:
         """Return True if `name` is the model author's name for a submodule, such as T5's `decoder`."""
         if not self._is_envoy(value):
             return False
-        own = _own(value)
-        return name in own and name in getattr(own["_module"], "_modules", {})
+        attributes = _own(value)
+        return name in attributes and name in getattr(attributes["_module"], "_modules", {})
 
     def _check(self, value: Any, name: str) -> None:
         """Raise AttributeError if an object's attribute is denied, whichever way it is accessed."""
@@ -297,14 +297,14 @@ class AccessGuards:
 
     def _check_super(self, value: Any, name: str) -> None:
         """Check an attribute of a `super()` like an attribute of its bound object."""
-        of, cls = inheritance.bound(value), inheritance.bound_as(value)
+        receiver, cls = inheritance.bound(value), inheritance.bound_as(value)
         if cls is None:
             return
-        if issubclass(type(of), type):
-            self._check_class(of, name, inheritance.remaining(value))
+        if issubclass(type(receiver), type):
+            self._check_class(receiver, name, inheritance.remaining(value))
         else:
-            self._check_object(of, name)
-        if cls is not of and cls is not type(of):
+            self._check_object(receiver, name)
+        if cls is not receiver and cls is not type(receiver):
             self._check_class(cls, name, inheritance.remaining(value))
 
     def _check_class(self, cls: type, name: str, classes: tuple[type, ...]) -> None:
@@ -367,8 +367,8 @@ class AccessGuards:
         if self.own_function(value):
             return value
         origin = str(getattr(value, "__module__", None)).partition(".")[0]
-        of_python = origin == "builtins" and type(value) is BuiltinFunctionType
-        if origin in names.FOREIGN or (of_python and value not in self.builtins.values()):
+        is_builtin = origin == "builtins" and type(value) is BuiltinFunctionType
+        if origin in names.FOREIGN or (is_builtin and value not in self.builtins.values()):
             raise AttributeError(f"{value.__name__}() is not available on this server")
         return value
 
@@ -445,13 +445,13 @@ class AccessGuards:
             return None
         if isinstance(value, ModuleType):
             return f"cannot modify the module {value.__name__!r}: it is protected on this server"
-        own = self.owns(value)
+        is_users_own = self.owns(value)
         if name.startswith("__") and name.endswith("__"):
-            allowed = own or (name in names.WRITABLE and self.own_function(value))
+            allowed = is_users_own or (name in names.WRITABLE and self.own_function(value))
             if allowed or (isinstance(value, BaseException) and name in names.CONTEXTUAL):
                 return None
             return f"the attribute {name!r} of {_label(value)} cannot be set on this server"
-        if own or self.own_function(value):
+        if is_users_own or self.own_function(value):
             return None
         if name.startswith("_"):
             return (
@@ -490,11 +490,11 @@ class AccessGuards:
         target = inheritance.bound(value) if issubclass(type(value), super) else value
 
         def checked(*arguments: Any) -> Any:
-            of, rest = (arguments[0], arguments[1:]) if unbound else (target, arguments)
+            receiver, rest = (arguments[0], arguments[1:]) if unbound else (target, arguments)
             if name in ("__setattr__", "__delattr__"):
-                self.check_write(of, rest[0])
+                self.check_write(receiver, rest[0])
             else:
-                self._check_read(of, rest[0])
+                self._check_read(receiver, rest[0])
             return method(*arguments)
 
         checked.__name__ = name
@@ -504,8 +504,8 @@ class AccessGuards:
         _check_text(name)
         if self.owns(value):
             refused = name in (names.BLOCKED | INSPECT_ATTRIBUTES) - names.OWN
-            given = not private(name) or name in names.ALLOWED or name in names.PUBLIC
-            refused = refused or not (given or self._may_read_private(value, name))
+            is_readable = not private(name) or name in names.ALLOWED or name in names.PUBLIC
+            refused = refused or not (is_readable or self._may_read_private(value, name))
         else:
             refused = private(name) or self._restricted[type(value)] is _ALL_NAMES
         if refused or (name in names.FORMAT_METHODS and issubclass(_class_of(value), str)):
@@ -549,7 +549,6 @@ def _check_denied(denied: Mapping[str, str], cls: type, name: str) -> None:
 
 
 def _class_of(value: Any) -> type:
-    """Return a class itself, or the class of an instance."""
     return value if issubclass(type(value), type) else type(value)
 
 

@@ -50,8 +50,8 @@ def remaining(value: super) -> tuple[type, ...]:
     if cls is None:
         return ()
     order, after = bases(cls), _after(value)
-    at = next((number for number, base in enumerate(order) if base is after), len(order))
-    return order[at + 1 :]
+    index = next((number for number, base in enumerate(order) if base is after), len(order))
+    return order[index + 1 :]
 
 
 T = TypeVar("T")

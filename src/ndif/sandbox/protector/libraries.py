@@ -49,11 +49,11 @@ def guard_pandas(whitelist: Whitelist) -> None:
                 f"{type(value).__name__}.{name} is not available on this server: {reason}"
             )
 
-    named = apply.Apply._apply_str
+    original = apply.Apply._apply_str
 
     def apply_str(self: Any, obj: Any, func: str, *arguments: Any, **options: Any) -> Any:
         check(obj, func)
-        return named(self, obj, func, *arguments, **options)
+        return original(self, obj, func, *arguments, **options)
 
     apply_str.guarded = True  # type: ignore[attr-defined]
     apply.Apply._apply_str = apply_str
@@ -138,9 +138,9 @@ def guard_scikit() -> None:
             raise TypeError("get_params() takes an estimator")
         values: dict[str, Any] = parameters(self, deep=deep)
         # A user's class sets these names by its constructor's parameters, and may have other bases.
-        own = object.__getattribute__(self, "__dict__")
+        attributes = object.__getattribute__(self, "__dict__")
         for name in values:
-            if "__" not in name and (private(name) or name not in own):
+            if "__" not in name and (private(name) or name not in attributes):
                 raise AttributeError(
                     f"{type(self).__name__}.{name} is no parameter that its constructor has stored"
                 )
@@ -202,10 +202,10 @@ def _restore(self: Any, *_: object) -> None:
 
 
 def _stream_of(redirection: Any) -> str:
-    named: str = redirection._stream
-    if type(named) is not str or named not in ("stdout", "stderr"):
+    stream: str = redirection._stream
+    if type(stream) is not str or stream not in ("stdout", "stderr"):
         raise AttributeError("a redirection replaces stdout or stderr on this server")
-    return named
+    return stream
 
 
 def guard_transformers() -> None:
@@ -294,7 +294,6 @@ def _update_wrapper(
     assigned: Sequence[str] = functools.WRAPPER_ASSIGNMENTS,
     updated: Sequence[str] = functools.WRAPPER_UPDATES,
 ) -> Any:
-    """Replace `functools.update_wrapper`."""
     function = wrapped.__func__ if type(wrapped) is MethodType else wrapped
     copied = updated if type(function) in _COPIED else ()
     return _wrap(wrapper, wrapped, assigned, copied)
@@ -342,8 +341,8 @@ def guard_sympy() -> None:
 def _printing(printed: Callable[..., Any]) -> Callable[..., Any]:
     def checked(self: Any, expr: Any, **options: Any) -> Any:
         name = _print_method(self)
-        own = name and re.match("_[a-z]", name) and _owned(expr)
-        if name not in (None, *_PRINT_METHODS) and not own and hasattr(expr, str(name)):
+        is_users_own = name and re.match("_[a-z]", name) and _owned(expr)
+        if name not in (None, *_PRINT_METHODS) and not is_users_own and hasattr(expr, str(name)):
             raise AttributeError(
                 f"the printmethod {name!r} of a printer is not available on this server for objects of "
                 "classes that your own code does not define"
@@ -358,8 +357,8 @@ def _print_method(printer: Any) -> str | None:
     """Return the name of the method by which a printer prints objects; a user's class may define it."""
     classes = inheritance.bases(type(printer))
     origin = inheritance.definer(classes, "printmethod")
-    own = object.__getattribute__(printer, "__dict__")
-    name = own.get(
+    attributes = object.__getattribute__(printer, "__dict__")
+    name = attributes.get(
         "printmethod", None if origin is None else inheritance.content(origin)["printmethod"]
     )
     computed = inheritance.definer(classes, "__getattribute__") is not object
@@ -384,8 +383,8 @@ def _check_generated(text: str) -> ast.Module:
         if isinstance(node, ast.Constant):
             allowed = isinstance(node.value, int | float | complex | None)
         elif isinstance(node, ast.Attribute):
-            of_builtins = isinstance(node.value, ast.Name) and node.value.id == "builtins"
-            allowed = node.attr in _ARITHMETIC if of_builtins else not node.attr.startswith("_")
+            is_builtin = isinstance(node.value, ast.Name) and node.value.id == "builtins"
+            allowed = node.attr in _ARITHMETIC if is_builtin else not node.attr.startswith("_")
         elif isinstance(node, ast.Name):
             allowed = not node.id.startswith("__")
         elif isinstance(node, ast.Call):

@@ -172,11 +172,11 @@ class Modules:
     def _stand_in(self, name: str) -> ModuleType:
         stand_in = SyntheticModule(name, safe_modules.contents(name, self._console))
         self._wrappers[name] = stand_in
-        below = [
+        submodules = [
             submodule for submodule in safe_modules.NAMES if submodule.rpartition(".")[0] == name
         ]
         object.__getattribute__(stand_in, "__dict__").update(
-            (submodule.rpartition(".")[2], self.get(submodule)) for submodule in below
+            (submodule.rpartition(".")[2], self.get(submodule)) for submodule in submodules
         )
         return stand_in
 
@@ -325,10 +325,10 @@ class Modules:
             return True
         root = name.partition(".")[0]
         public = root.lstrip("_")
-        named = (
+        entries = (
             self._whitelist.modules.get(candidate) for candidate in (root, public, "_" + public)
         )
-        entry = next(filter(None, named), None)
+        entry = next(filter(None, entries), None)
         if entry is None:
             return False
         if entry.only is not None:

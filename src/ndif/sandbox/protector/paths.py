@@ -37,8 +37,8 @@ def _as_data(name: str, pure: type[PurePath]) -> Any:
         if not attribute.startswith("_") and not hasattr(PurePath, attribute)
     }
     # A copy made by `__reduce__` would be a path that can be opened.
-    own = {"__reduce__": reduce, "__copy__": itself, "__deepcopy__": itself}
-    return type(name, (pure,), {"__module__": "pathlib", **unavailable, **own})
+    methods = {"__reduce__": reduce, "__copy__": itself, "__deepcopy__": itself}
+    return type(name, (pure,), {"__module__": "pathlib", **unavailable, **methods})
 
 
 _POSIX = _as_data("PosixPath", PurePosixPath)

@@ -62,7 +62,7 @@ def rewrite_match(
     subject, captures = (
         f"__nnsight_match_{next(_numbers)}_{role}" for role in ("subject", "found")
     )
-    first = ast.Assign([ast.Name(subject, ast.Store())], node.subject)
+    assignment = ast.Assign([ast.Name(subject, ast.Store())], node.subject)
     otherwise: list[ast.stmt] = []
     for case in reversed(node.cases):
         binding = "".join(f"{name} := {captures}[{name!r}], " for name in bound_names(case.pattern))
@@ -80,7 +80,7 @@ def rewrite_match(
         if case.guard is not None:
             test.values.append(case.guard)
         otherwise = [ast.copy_location(ast.If(test, case.body, otherwise), case.pattern)]
-    return [ast.copy_location(first, node), *otherwise]
+    return [ast.copy_location(assignment, node), *otherwise]
 
 
 _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
@@ -132,14 +132,14 @@ class _Match:
         stars = [
             index for index, element in enumerate(patterns) if isinstance(element, ast.MatchStar)
         ]
-        more = len(subject) - len(patterns) + len(stars)
-        if more < 0 or (more and not stars):
+        star_length = len(subject) - len(patterns) + len(stars)
+        if star_length < 0 or (star_length and not stars):
             return False
         items = list(subject)
         for star in stars:
             if patterns[star].name is not None:
-                self.captures[patterns[star].name] = items[star : star + more]
-            items[star : star + more] = []
+                self.captures[patterns[star].name] = items[star : star + star_length]
+            items[star : star + star_length] = []
             patterns = [*patterns[:star], *patterns[star + 1 :]]
         return all(map(self.matches, items, patterns))
 

@@ -100,11 +100,11 @@ class CachedPrefix:
         named: Mapping[tuple[str, str], Any],
     ) -> CachedPrefix:
         """Return the cache of the container at `span` of a payload that was decoded with `memo`."""
-        pieces, at = [], span.start
+        pieces, position = [], span.start
         for start, _ in span.gets:
-            pieces.append(payload[at:start])
-            at = start + 1 + _NUMBER_BYTES[payload[start : start + 1]]
-        pieces.append(payload[at : span.end])
+            pieces.append(payload[position:start])
+            position = start + 1 + _NUMBER_BYTES[payload[start : start + 1]]
+        pieces.append(payload[position : span.end])
         referenced = {number: memo[number] for number in span.references}
         earlier = b"".join(
             (_REFERENCE % number.to_bytes(4, "little") if number in referenced else pickle.NONE)
@@ -149,8 +149,8 @@ class CachedPrefix:
         least = most = 0
         for piece in self.pieces:
             if len(piece) >= _ANCHOR_BYTES:
-                at = payload.find(piece)
-                return range(max(at - most - _FRAME_BYTES, 0), at - least + 1)
+                position = payload.find(piece)
+                return range(max(position - most - _FRAME_BYTES, 0), position - least + 1)
             least += len(piece) + len(_get(0))
             most += len(piece) + len(_get(_LITTLE))
         return range(0)
@@ -184,17 +184,17 @@ class CachedPrefix:
 
     def _numbers_in(self, content: bytes) -> dict[int, int]:
         """Map memo numbers in `referenced` to numbers in `content`; incomplete for another container."""
-        at, earlier = 0, dict[int, int]()
+        position, earlier = 0, dict[int, int]()
         for piece, number in zip(self.pieces, self.numbers, strict=False):
-            at += len(piece)
-            width = _NUMBER_BYTES.get(content[at : at + 1])
+            position += len(piece)
+            width = _NUMBER_BYTES.get(content[position : position + 1])
             if len(earlier) == len(self.referenced) or width is None:
                 break
             if number in self.referenced:
                 earlier.setdefault(
-                    number, int.from_bytes(content[at + 1 : at + 1 + width], "little")
+                    number, int.from_bytes(content[position + 1 : position + 1 + width], "little")
                 )
-            at += 1 + width
+            position += 1 + width
         return earlier
 
     def _with_numbers(self, earlier: Mapping[int, int], shift: int) -> bytes:
@@ -224,8 +224,8 @@ class _Decoder(pickle.Unpickler):
         return objects[pid]
 
 
-def _same(given: Any, expected: Any) -> bool:
-    return given is expected or (type(given) is type(expected) is str and given == expected)
+def _same(actual: Any, expected: Any) -> bool:
+    return actual is expected or (type(actual) is type(expected) is str and actual == expected)
 
 
 def _get(number: int) -> bytes:
@@ -274,18 +274,18 @@ def longest_container(payload: bytes) -> PrefixSpan | None:
     gets: list[tuple[int, int]] = []
     memo_size = calls = 0
     for opcode, argument, offset in pickletools.genops(payload):
-        at = offset or 0
+        position = offset or 0
         calls += opcode.name not in _OPCODES
         if opcode.name == "MEMOIZE":
             memo_size += 1
         elif opcode.name in ("BINGET", "LONG_BINGET"):
-            gets.append((at, argument or 0))
+            gets.append((position, argument or 0))
         elif opcode.name == "MARK":
-            marks.append((at, memo_size, calls))
+            marks.append((position, memo_size, calls))
         elif pickletools.markobject in opcode.stack_before:
             start, earlier, before = marks.pop()
             if calls == before and opcode.name in _EMPTY:
-                containers.append((at + 1 - start, start, earlier, _EMPTY[opcode.name]))
+                containers.append((position + 1 - start, start, earlier, _EMPTY[opcode.name]))
     longest = max((size for size, *_ in containers), default=0)
     if longest < _MIN_BYTES:
         return None

@@ -110,10 +110,10 @@ class Logger:
             return
         text = str(message)
         if arguments:
-            only = arguments[0]
-            named = len(arguments) == 1 and isinstance(only, Mapping) and only
+            argument = arguments[0]
+            is_mapping = len(arguments) == 1 and isinstance(argument, Mapping) and argument
             try:
-                text %= only if named else arguments
+                text %= argument if is_mapping else arguments
             except (TypeError, ValueError, KeyError):
                 # Like the library, log the message despite a wrong format.
                 text = " ".join(map(str, (text, *arguments)))

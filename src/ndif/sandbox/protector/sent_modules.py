@@ -65,8 +65,8 @@ class SentModules:
                 f"a request cannot change an object of the class {type(module).__name__}"
             )
         origin = definer(bases(type(module)), "__setstate__")
-        of_user = origin is not None and self._owns(origin)
-        if not of_user and (
+        is_users_own = origin is not None and self._owns(origin)
+        if not is_users_own and (
             type(state) is not dict or any(type(name) is not str for name in state)
         ):
             raise ForbiddenError(

@@ -188,8 +188,8 @@ class Transformer(ast.NodeTransformer):
 
     def visit_Match(self, node: ast.Match) -> ast.AST | list[ast.stmt]:
         for case in node.cases:
-            for name, at in bound_names(case.pattern).items():
-                self._check_name(name, at)
+            for name, part in bound_names(case.pattern).items():
+                self._check_name(name, part)
         if not needs_rewriting(node):
             return self.generic_visit(node)
         return [
@@ -255,9 +255,9 @@ def _places(wanted: CodeType, within: CodeType) -> list[int] | None:
     for place, inner in enumerate(nested(within)):
         if inner is wanted:
             return [place]
-        below = _places(wanted, inner)
-        if below is not None:
-            return [place, *below]
+        inner_places = _places(wanted, inner)
+        if inner_places is not None:
+            return [place, *inner_places]
     return None
 
 

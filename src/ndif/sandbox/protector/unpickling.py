@@ -232,7 +232,6 @@ _SHORT_BINUNICODE, _MARK = pickle.SHORT_BINUNICODE[0], pickle.MARK[0]
 
 
 def _unavailable(module: str, name: str) -> Placeholder:
-    """Return the placeholder of a global that a payload may name and no block may use."""
     return placeholders.of_global(module, name, f"{module}.{name} is not available on this server")
 
 
@@ -291,9 +290,9 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                     stack.append(str(content[position + 1 : end], "utf-8", "surrogatepass"))
                     position = end
                 elif key == _MARK:
-                    behind = position - 1 in prefix and self._take_prefix(content, position - 1)
-                    if behind:
-                        position, memo = behind, self.memo
+                    prefix_end = position - 1 in prefix and self._take_prefix(content, position - 1)
+                    if prefix_end:
+                        position, memo = prefix_end, self.memo
                     else:
                         self.metastack.append(stack)
                         self.stack = stack = []
@@ -378,9 +377,9 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         if isinstance(state, tuple) and len(state) == 2:
             state, slots = state
         if state:
-            own = value.__dict__
+            attributes = value.__dict__
             for key, item in state.items():
-                own[key] = item
+                attributes[key] = item
         for key, item in (slots or {}).items():
             if not isinstance(key, str) or (key.startswith("__") and key.endswith("__")):
                 raise ForbiddenError(f"a request cannot set the attribute {key!r} of an object")
@@ -388,10 +387,13 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
 
     def _load_reduce(self) -> None:
         function = self.stack[-2]
-        makes = isinstance(function, type) and not issubclass(function, enum.Enum)
-        of_libraries = makes and home(function).partition(".")[0] in ("nnsight", "transformers")
+        is_constructor = isinstance(function, type) and not issubclass(function, enum.Enum)
+        is_of_libraries = is_constructor and home(function).partition(".")[0] in (
+            "nnsight",
+            "transformers",
+        )
         # Such a call runs a constructor, and a model's constructor loads the model.
-        if of_libraries and _OUTPUT not in map(full_name, bases(function)):
+        if is_of_libraries and _OUTPUT not in map(full_name, bases(function)):
             raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
         if type(function) is Placeholder:
             self.stack.pop()
