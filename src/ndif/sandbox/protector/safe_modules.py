@@ -293,8 +293,8 @@ def _logging(console: Console) -> dict[str, Any]:
         for name in _FILES:
             if options.get(name) is not None:
                 raise AttributeError(
-                    f"logging.basicConfig({name}=…) is not available on this server: records of a "
-                    "block go to its LOG"
+                    f"logging.basicConfig({name}=…) is not available on this server: a block's "
+                    "logging goes to its LOG"
                 )
         if options.get("level") is not None:
             console.set_level("", options["level"])
