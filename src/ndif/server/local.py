@@ -108,7 +108,7 @@ class Local:
                     rmtree(results, ignore_errors=True)
 
     def _warning(self, options: GatewaySettings) -> str | None:
-        """Return a warning that others than the owner can run code here; None if nobody else can."""
+        """Return a warning that other people can run code here; None if only the owner can."""
         reachable = reachable_as(self.host, options.public_url)
         predicate = "may run code here, confined" if self.sandbox else "runs code here as you"
         if self.no_token:

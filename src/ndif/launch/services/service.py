@@ -50,7 +50,7 @@ _REAPER_S = 10.0
 
 
 class ServiceError(NdifError):
-    """A service cannot be used, or does not answer and cannot be started; the message says what to do."""
+    """A service cannot be used, or does not answer and cannot be started; the message names a remedy."""
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def drop_privileges(*, keeps_reading: bool = False) -> None:
 
 
 def keep_reading() -> None:
-    """Drop this thread's capabilities permanently, except the one to read every user's files."""
+    """Drop this thread's capabilities permanently, except CAP_DAC_READ_SEARCH, if it has that."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     effective, permitted, *_ = _capabilities()
     _set_capabilities(_Data(effective & _READ_SEARCH, permitted & _READ_SEARCH))

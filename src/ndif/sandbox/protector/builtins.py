@@ -132,7 +132,7 @@ class Builtins:
     def _compile(
         self, source: str | bytes, filename: str, mode: str, *_: object, **__: object
     ) -> Code:
-        """Compile a block's text; ignore flags, which do not change what guards see."""
+        """Compile a block's text; ignore flags, which do not change the guards."""
         text = _text(source, "compile() takes source text on this server, not a syntax tree")
         code = Code()
         # Tracebacks read no file for a name in angle brackets.

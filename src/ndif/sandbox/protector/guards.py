@@ -134,7 +134,7 @@ class AccessGuards:
             dunder = name.startswith("__") and name.endswith("__")
             allowed = name in names.OWN if dunder else name not in INSPECT_ATTRIBUTES
             if type(value) is Placeholder:
-                value()  # raises the error of the missing module, whichever attribute is read
+                value()  # raises the error of the missing module for every attribute
             if not (allowed and self.owns(value) and self._may_read_private(value, name)):
                 raise AttributeError(self._refusal(value, name))
         return self.attribute(value, name)
@@ -235,7 +235,7 @@ class AccessGuards:
         return name in attributes and name in getattr(attributes["_module"], "_modules", {})
 
     def _check(self, value: Any, name: str) -> None:
-        """Raise AttributeError if an object's attribute is denied, whichever way it is accessed."""
+        """Raise AttributeError if an object's attribute is denied, however it is accessed."""
         kind = type(value)
         if issubclass(kind, super):
             self._check_super(value, name)
@@ -469,7 +469,7 @@ class AccessGuards:
         elif value in self._protected:
             remedy = "set the output of a module instead"
             if hasattr(kind, "convert_tokens_to_ids"):
-                remedy = "set it on your side, and trace what your tokenizer returns"
+                remedy = "set it on your side, and trace your tokenizer's output"
             return f"{protected}, because it belongs to the model; {remedy}"
         return None
 
