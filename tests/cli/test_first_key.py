@@ -119,7 +119,7 @@ def test_named_database_gets_no_first_key(place: Place, tmp_path: Path) -> None:
 def test_open_access_beyond_loopback_needs_insecure_option(place: Place) -> None:
     refused = place.ndif("start", "--host", "0.0.0.0", "--port", free_port())
     assert refused.code == 1
-    assert "lets everybody in who reaches 0.0.0.0" in refused.error
+    assert "admits everybody who reaches 0.0.0.0" in refused.error
     assert "--insecure" in refused.error
     place.start("--host", "0.0.0.0", "--insecure", "--port", free_port())
     assert place.ndif("restart").code == 0  # with the same options

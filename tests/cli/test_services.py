@@ -341,7 +341,7 @@ def test_worker_with_cluster_secret_joins_ray_head(
     assert secret not in everything_read_by_ps(place)
     assert [each["answers"] for each in place.read("info")["services"].values()] == [True] * 3
     with contextlib.contextmanager(a_place)(server_environment, tmp_path / "worker") as worker:
-        assert "does not let this machine in" in refused(worker, "--worker", **everything)
+        assert "does not admit this machine" in refused(worker, "--worker", **everything)
         everything["NDIF_CLUSTER_SECRET"] = secret
         done = worker.ndif("start", "--worker", "--detach", **everything)
         assert done.code == 0, done

@@ -16,7 +16,7 @@ from ndif.host.environment import environment, for_untrusted
 from ndif.host.gpus import Driver, Gpu, PhysicalGpu
 from ndif.host.port import ActorError
 from ndif.host.runtimes import Runtimes
-from ndif.server.node_actor import _see_gpus
+from ndif.server.node_actor import _check_gpus
 from ndif.stores.broker import MemoryBroker
 from ndif.stores.objects import FileStore
 from tests.host.machines import A100_MIG, GB10, H100, MIB, MIXED, Machine
@@ -123,13 +123,13 @@ async def test_declared_gpus_override_detected_gpus(
 
 def test_node_with_changed_gpus_rejects_replica() -> None:
     counted = [card.gpu.uuid for card in H100[:2]]
-    _see_gpus(counted, tuple(counted))
+    _check_gpus(counted, tuple(counted))
     for here in (counted[:1], counted[::-1], []):
-        with pytest.raises(ActorError, match="not those that it was started with"):
-            _see_gpus(counted, here)
+        with pytest.raises(ActorError, match="have changed since the node started"):
+            _check_gpus(counted, here)
     # Without detected GPUs there is nothing to compare.
-    _see_gpus([None, None], ())
-    _see_gpus([], counted)
+    _check_gpus([None, None], ())
+    _check_gpus([], counted)
 
 
 @on_loop

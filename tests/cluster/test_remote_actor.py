@@ -359,4 +359,4 @@ def test_leader_of_another_version_cannot_start_replica(monkeypatch: pytest.Monk
         )
         return await moved(actor.start())
 
-    assert "of another version than on the machine that leads" in asyncio.run(said()).error
+    assert "has another version than on the leader's machine" in asyncio.run(said()).error

@@ -517,9 +517,7 @@ def test_no_token_option_warns_that_every_user_may_run_code(place: Place) -> Non
 def test_listening_on_all_addresses_causes_warning(place: Place) -> None:
     server = LocalServer(NAME, "--host", "0.0.0.0", environment=place.anew)
     try:
-        warning = (
-            "Warning: 0.0.0.0 is reachable from other machines. Whoever has the token runs code"
-        )
+        warning = "Warning: 0.0.0.0 is reachable from other machines. Everybody who has the token runs code"
         until(lambda: says(server, warning))
     finally:
         server.stop()

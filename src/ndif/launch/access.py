@@ -62,8 +62,8 @@ def exposure_problem(options: AccountSettings, host: str) -> str | None:
     if not options.dev_mode or reachable_as(host, "") is None:
         return None
     return (
-        f"{name_of('dev_mode')}=true lets everybody in who reaches {host}, without an API key. Unset it, "
-        "or say --insecure."
+        f"{name_of('dev_mode')}=true admits everybody who reaches {host}, without an API key. Unset it, "
+        "or pass --insecure."
     )
 
 
@@ -78,7 +78,7 @@ def access_warning(options: AccountSettings) -> str | None:
 
 
 def described_form(options: Settings) -> str | None:
-    """Return the place of the keys, None if no key is needed; a `KeysError` says why they are unusable."""
+    """Return the place of the keys; None if no key is needed. Raise a `KeysError` if it is unusable."""
     if options.api_keys is not None:
         return str(options.api_keys)
     if not named(options) and not default_file(options).exists():
@@ -107,10 +107,10 @@ def prepare_access(options: Settings, url: str) -> ClientLines | None:
         raise StartError(f"The database of API keys cannot be used: {error}") from error
     file = options.root / _CLIENT_LINES
     try:
-        is_there = not named(options) and _write_lines(file, url, first_key)
+        is_written = not named(options) and _write_lines(file, url, first_key)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from error
-    return ClientLines(file, first_key) if is_there else None
+    return ClientLines(file, first_key) if is_written else None
 
 
 async def _prepare(options: Settings) -> str | None:
@@ -150,15 +150,15 @@ def _own_name() -> str:
 
 
 def _write_lines(file: Path, url: str, key: str | None) -> bool:
-    """Write a client's lines, with `key` or that of an earlier start; return False without either."""
+    """Write a client's lines with `key` or an earlier start's key; return False if neither exists."""
     if key is None:
         try:
-            found = _KEY_LINE.search(file.read_text())
+            match = _KEY_LINE.search(file.read_text())
         except OSError:
             return False
-        if found is None:
+        if match is None:
             return False
-        key = found[1]
+        key = match[1]
     with open_private(file) as lines:
         lines.write(f"export NDIF_HOST={url}\nexport NDIF_API_KEY={key}\n")
     return True

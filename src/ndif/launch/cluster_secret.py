@@ -25,8 +25,8 @@ FILE = "cluster_secret"
 
 def cluster_secrets(options: Settings) -> tuple[str, ...]:
     """Return the secrets from the variable, else the named file, else the session root; else none."""
-    if named := options.cluster_secret.get_secret_value():
-        return split_secrets(named)
+    if value := options.cluster_secret.get_secret_value():
+        return split_secrets(value)
     if options.cluster_secret_file is not None:
         return _read(options.cluster_secret_file.expanduser())
     file = secret_file(options)
@@ -35,14 +35,14 @@ def cluster_secrets(options: Settings) -> tuple[str, ...]:
 
 def ensure_cluster_secrets(options: Settings) -> tuple[str, ...]:
     """Return the secrets; generate one in the session root if there is none."""
-    if found := cluster_secrets(options):
-        return found
+    if existing := cluster_secrets(options):
+        return existing
     file = secret_file(options)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = file.with_name(f".{FILE}-{os.getpid()}")
     try:
-        with open_private(part) as written:
-            written.write(f"{secrets.token_urlsafe(32)}\n")
+        with open_private(part) as output:
+            output.write(f"{secrets.token_urlsafe(32)}\n")
         with contextlib.suppress(FileExistsError):  # another service of this root was faster
             os.link(part, file)
     finally:
@@ -53,15 +53,15 @@ def ensure_cluster_secrets(options: Settings) -> tuple[str, ...]:
 def _read(file: Path) -> tuple[str, ...]:
     """Return the secrets in a file; raise a ServiceError if there is none."""
     try:
-        found = split_secrets(file.read_text())
+        values = split_secrets(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ServiceError(f"The cluster's secret cannot be read from {file}: {reason}.") from error
     except ValueError as error:
         raise ServiceError(f"The cluster's secret in {file} {error}.") from error
-    if not found:
+    if not values:
         raise ServiceError(f"The cluster's secret in {file} is missing: the file is empty.")
-    return found
+    return values
 
 
 def secret_file(options: FolderSettings) -> Path:
@@ -79,6 +79,6 @@ def lacking(address: str) -> str:
     example = assignment(secrets.token_urlsafe(32))
     return (
         f"The broker at {address} was started by somebody else, and {VARIABLE} is not set: without a "
-        "secret that the broker does not know, whoever writes there could run code as this server. Set the "
-        f"same one for every `ndif start` that uses this broker, for example:\n    {example}"
+        "secret that the broker does not know, everybody who writes to the broker could run code as this "
+        f"server. Set the same secret for every `ndif start` that uses it, for example:\n    {example}"
     )

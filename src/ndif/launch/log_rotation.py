@@ -55,9 +55,9 @@ def rotate(log: Path, kept: int) -> None:
                 if newer.exists():
                     newer.replace(older)
             copy.replace(parts[0])
-            # Copy what was written meanwhile, so that only a line within one call can be lost.
-            while more := source.read(_CHUNK):
-                target.write(more)
+            # Copy lines written meanwhile; only lines between the last read and the truncation are lost.
+            while chunk := source.read(_CHUNK):
+                target.write(chunk)
             target.flush()
         os.ftruncate(source.fileno(), 0)
 

@@ -1,4 +1,4 @@
-"""Checks of a machine before a server starts on it: what is present, what is missing, and the remedy.
+"""Checks of a machine before a server starts on it: its present and missing parts, and the remedies.
 
 `preflight` refuses a start for the same reasons; these checks also report successes.
 """
@@ -33,7 +33,7 @@ from ndif.sizes import format_size
 from ndif.stores.disk import free_bytes
 
 _CUDA = re.compile(r"^cuda\b[^=]*= *'(\d+)\.(\d+)'", re.MULTILINE)
-_TOLD_BY_DRIVER_S = 20.0
+_DRIVER_TIMEOUT_S = 20.0
 
 State = Literal["ok", "note", "problem"]
 
@@ -62,7 +62,7 @@ class Gpus:
 
 def check_machine(options: Settings) -> list[Check]:
     """Return every check of this machine."""
-    looks: tuple[Callable[[Settings], Iterator[Check]], ...] = (
+    checkers: tuple[Callable[[Settings], Iterator[Check]], ...] = (
         _python,
         _compiled_modules,
         _gpus,
@@ -72,7 +72,7 @@ def check_machine(options: Settings) -> list[Check]:
         _ports,
         _access,
     )
-    return [check for look in looks for check in look(options)]
+    return [check for checker in checkers for check in checker(options)]
 
 
 def _python(_: Settings) -> Iterator[Check]:
@@ -82,13 +82,13 @@ def _python(_: Settings) -> Iterator[Check]:
             yield Check(
                 "PYTHONPATH",
                 "note",
-                f"{entry} holds more than installed packages: untrusted code can read of it only what a "
-                "model process has loaded, and the modules of NDIF_WHITELIST",
+                f"{entry} holds more than installed packages: untrusted code can read only the files in it "
+                "that a model process has loaded, and the modules of NDIF_WHITELIST",
             )
 
 
 def _compiled_modules(_: Settings) -> Iterator[Check]:
-    """Check that torch has bytecode on disk, or that Python may write it, unlike in many containers."""
+    """Check that torch has bytecode on disk or that Python may write it; many containers fail this."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None or spec.cached is None or Path(spec.cached).exists():
         return
@@ -109,7 +109,7 @@ def _gpus(_: Settings) -> Iterator[Check]:
         yield Check("torch", "problem", f"not installed: run `{install_command('torch')}`")
         return
     try:
-        machine = asyncio.run(_ask_driver())
+        machine = asyncio.run(_query_driver())
     except DriverError as error:
         yield check_torch(torch, cuda, Gpus())
         state: State = "note" if error.absent else "problem"
@@ -148,20 +148,20 @@ def _dotted(version: tuple[int, int] | None) -> str:
 
 
 def torch_build() -> tuple[str | None, tuple[int, int] | None]:
-    """Return the versions of torch and of its CUDA, without importing torch; None for what is missing."""
+    """Return the versions of torch and of its CUDA, without importing torch; None if missing."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None, None
     try:
         text = (Path(spec.origin).parent / "version.py").read_text()
-        found = _CUDA.search(text)
-        return metadata.version("torch"), (int(found[1]), int(found[2])) if found else None
+        match = _CUDA.search(text)
+        return metadata.version("torch"), (int(match[1]), int(match[2])) if match else None
     except (OSError, metadata.PackageNotFoundError):
         return "of unknown version", None
 
 
-async def _ask_driver() -> Gpus:
-    driver = Driver(_TOLD_BY_DRIVER_S)
+async def _query_driver() -> Gpus:
+    driver = Driver(_DRIVER_TIMEOUT_S)
     try:
         gpus, failures = await driver.physical_gpus()
         version, cuda = await driver.versions()
@@ -185,7 +185,7 @@ def _runtimes(options: FolderSettings) -> Iterator[Check]:
 
 
 def _disks(options: FolderSettings) -> Iterator[Check]:
-    # Imported here: only this command asks.
+    # Imported here: only this check needs it.
     from huggingface_hub import constants
 
     for name, folder, content, variable in (
@@ -199,7 +199,7 @@ def _disks(options: FolderSettings) -> Iterator[Check]:
 
 def _services(options: Settings) -> Iterator[Check]:
     if not addresses(options):
-        yield Check("services", "ok", "none are configured: one process, files of this machine")
+        yield Check("services", "ok", "none are configured: one process, files on this machine")
     yield from (Check("services", "problem", text) for text in contradictions(options, "all"))
     for name, address in addresses(options).items():
         try:
@@ -223,7 +223,7 @@ def _ports(options: Settings) -> Iterator[Check]:
     for host, port, setting in ports:
         name = f"port {port}"
         if running is not None and port in (running[1].port, running[1].admin_port):
-            yield Check(name, "ok", f"of the server that runs here (process {running[1].pid})")
+            yield Check(name, "ok", f"used by the server that runs here (process {running[1].pid})")
             continue
         try:
             listen(host, port, f"Choose another with {name_of(setting)}.").close()
@@ -242,5 +242,7 @@ def _access(options: Settings) -> Iterator[Check]:
     yield Check(
         "API keys",
         "ok" if form and not warning else "note",
-        warning or form or f"none ({name_of('api_keys')}): all who reach it may use it",
+        warning
+        or form
+        or f"none ({name_of('api_keys')}): everybody who reaches the server may use it",
     )

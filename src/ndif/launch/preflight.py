@@ -27,7 +27,7 @@ from ndif.schema.deployment_settings import parse_checkpoint
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options of `ndif start` that say what to start."""
+    """Options of `ndif start` that select the parts to start."""
 
     host: str
     port: int | None
@@ -74,7 +74,7 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
         problems += [*access_problems(options), *([exposed] if exposed else []), *unusable]
         port = server.port or options.api_port
         try:
-            advice = "Choose another with --port, or stop what uses it."
+            advice = "Choose another with --port, or stop the process that uses it."
             listening = listen(server.host, port, advice)
         except StartError as error:
             problems.insert(0, str(error))
@@ -85,9 +85,9 @@ def preflight(options: Settings, server: ServerOptions) -> Prepared:
     problems += lacking
     if not problems:
         return Prepared(server, services, listening, port, deployments, admin, warning)
-    for each in (listening, admin):
-        if each is not None:
-            each.close()
+    for listener in (listening, admin):
+        if listener is not None:
+            listener.close()
     if len(problems) == 1:
         raise StartError(problems[0])
     numbered = [f"  {number}. {text}" for number, text in enumerate(problems, 1)]
@@ -129,27 +129,27 @@ def _deployments(
     and the arguments are dedicated; the file decides for each of its models.
     """
     sources: list[Callable[[], Iterable[DeploymentConfig]]] = [
-        lambda: (replace(c, dedicated=True) for c in from_variable(options.deployments))
+        lambda: (replace(config, dedicated=True) for config in from_variable(options.deployments))
     ]
     if server.deployment_file is not None:
         sources.append(partial(read_file, server.deployment_file))
     sources += [partial(_of_argument, checkpoint) for checkpoint in server.checkpoints]
-    found: dict[str, DeploymentConfig] = {}
+    configs: dict[str, DeploymentConfig] = {}
     problems: list[str] = []
     for source in sources:
         try:
-            found.update((str(config.key).lower(), config) for config in source())
+            configs.update((str(config.key).lower(), config) for config in source())
         except NdifError as error:
             problems += str(error).splitlines()
     installed = Runtimes(options.runtimes).installed()
     problems += [
         f"{config.repo_id} is deployed for nnsight {generation}, which is not installed. "
         f"{how_to_add(generation)}"
-        for config in found.values()
+        for config in configs.values()
         for generation in config.deployed_for
         if generation not in installed
     ]
-    return tuple(found.values()), problems
+    return tuple(configs.values()), problems
 
 
 def _of_argument(checkpoint: str) -> Iterator[DeploymentConfig]:

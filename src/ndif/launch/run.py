@@ -64,8 +64,7 @@ class ServiceRun:
         return self.run_folder.log(self.prepared.services[0].name)
 
     @property
-    def _started(self) -> set[str]:
-        """Return the names of the services that start with this run."""
+    def _started_services(self) -> set[str]:
         return {service.name for service in self.prepared.services}
 
     @property
@@ -81,9 +80,9 @@ class ServiceRun:
 
     def close_inherited(self) -> None:
         """Close the descriptors that a forked child now owns."""
-        for each in (self.prepared.listening, self.prepared.admin):
-            if each is not None:
-                each.close()
+        for listener in (self.prepared.listening, self.prepared.admin):
+            if listener is not None:
+                listener.close()
 
     def serve(
         self, handlers: Iterable[logging.Handler], on_ready: Callable[[RunRecord], None]
@@ -94,7 +93,7 @@ class ServiceRun:
         """
         logs.configure("server", self.options, [logging.FileHandler(self.log), *handlers])
         url, host, port, arguments = self._description()
-        started = self._started
+        started = self._started_services
         admin = self.prepared.admin
         record = RunRecord.of_this_process(
             self.run_folder.id,
@@ -176,7 +175,7 @@ class ServiceRun:
 
 
 class ServerRun(ServiceRun):
-    """The run of a server: in this process, or with a broker in several that this one only supervises."""
+    """The run of a server: in this process or, with a broker, in several processes that it supervises."""
 
     @property
     def subject(self) -> str:
@@ -228,7 +227,7 @@ class ServerRun(ServiceRun):
                 ),
             )
         else:
-            # These imports take a second, which a start that is refused or only supervises does not need.
+            # These imports take a second; a start that is refused or only supervises does not need them.
             from ndif.gateway.connection_limit import raise_descriptor_limit
             from ndif.server.embedded import Operator, Server
             from ndif.server.heap import return_free_memory

@@ -1,5 +1,6 @@
 """The folder of one run of the server, from `ndif start` to `ndif stop`; operators call it a session.
 
+```
 ~/.ndif/
 ├── .lock                               locked by the server's process for as long as it lives
 ├── current -> session_20250121_143052
@@ -10,6 +11,7 @@
     ├── results/                        results and responses until they are fetched or expire, and polled
     │                                   jobs that have not ended; the next run takes them over
     └── data/                           data of the run's services, removed when it ends
+```
 
 A service that runs without a server has a run folder of its own in ~/.ndif/services/NAME.
 """
@@ -159,7 +161,9 @@ class RunFolder:
         try:
             content = json.loads((self.folder / "config.json").read_text())
             services = content.get("services", {})
-            content["services"] = {name: ServiceRecord(**each) for name, each in services.items()}
+            content["services"] = {
+                name: ServiceRecord(**fields) for name, fields in services.items()
+            }
             # The record of an older server lacks the newer fields, which have defaults.
             return RunRecord(**content)
         except (OSError, ValueError, TypeError, AttributeError):
@@ -194,8 +198,8 @@ class RunFolders:
 
     def latest(self) -> RunFolder | None:
         """Return the current run folder, else the newest one."""
-        found = sorted(folder for folder in self.root.glob(f"{_PREFIX}*") if folder.is_dir())
-        return self.current() or (RunFolder(found[-1]) if found else None)
+        folders = sorted(folder for folder in self.root.glob(f"{_PREFIX}*") if folder.is_dir())
+        return self.current() or (RunFolder(folders[-1]) if folders else None)
 
     def of_service(self, name: str) -> RunFolders:
         """Return the run folders of a service that runs without a server."""
@@ -327,7 +331,7 @@ def log_end(log: Path) -> list[str]:
 
 
 def within(seconds: float, is_done: Callable[[], bool]) -> bool:
-    """Wait until `is_done()`; return False if it is not after `seconds`."""
+    """Wait until `is_done()` is true; return False if that takes more than `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_done():
         if time.monotonic() > deadline:

@@ -79,18 +79,18 @@ def _run(
     started = [service.name for service in run.prepared.services]
     if run.prepared.server.is_server:
         started.append("the server")
-    what = f"{', '.join(started)} to start; the log is {run.log}"
+    subject = f"{', '.join(started)} to start; the log is {run.log}"
     if isinstance(run, ServerRun):
         _warn_if_open(run, console)
     if detach:
-        with waiting_for(what):
+        with waiting_for(subject):
             record = run_detached(run)
         _print_detached(record, run, lines, as_json)
         return
     handler = logs.for_console(console)
     handler.setLevel(logging.INFO if verbose else logging.WARNING)
     with contextlib.ExitStack() as waiting:
-        waiting.enter_context(waiting_for(what))
+        waiting.enter_context(waiting_for(subject))
 
         def ready(record: RunRecord) -> None:
             waiting.close()
@@ -166,7 +166,7 @@ def _print_ready(
 
 
 def _print_secret(run: ServerRun, console: Console) -> None:
-    """Print the line that other machines of the server need, unless the operator gave it to this one."""
+    """Print the line that sets the secret on other machines, unless the operator chose the secret."""
     file = secret_file(run.options)
     if not run.options.broker_url or not file.exists() or run.options.has_own_secret:
         return

@@ -11,19 +11,19 @@ _SILENCE_S = 2.0
 
 
 @contextlib.contextmanager
-def waiting_for(what: str) -> Iterator[None]:
-    """Print "Waiting for WHAT …" on standard error if the block takes more than two seconds.
+def waiting_for(subject: str) -> Iterator[None]:
+    """Print "Waiting for SUBJECT …" on standard error if the block takes more than two seconds.
 
-    Print nothing for an empty text, of a caller that shows progress otherwise.
+    Print nothing if `subject` is empty, because such a caller shows its progress otherwise.
     """
-    if not what:
+    if not subject:
         yield
         return
 
-    def say() -> None:
-        print(f"Waiting for {what} …", file=sys.stderr, flush=True)
+    def announce() -> None:
+        print(f"Waiting for {subject} …", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(_SILENCE_S, say)
+    timer = threading.Timer(_SILENCE_S, announce)
     timer.daemon = True
     timer.start()
     try:

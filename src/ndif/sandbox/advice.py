@@ -6,10 +6,10 @@ from __future__ import annotations
 def send_along(module: str, name: str = "") -> str:
     """Return the advice for a module that only the user's machine has; the request takes `name` from it."""
     root = module.partition(".")[0]
-    said = f"If it is your own, send it along: `import {root}; nnsight.register({root})` before the trace"
+    advice = f"If it is your own, send it along: `import {root}; nnsight.register({root})` before the trace"
     if not name:
-        return said
+        return advice
     return (
-        f"{said}. If it is registered, your nnsight has sent the name {name!r} alone, as of a function "
-        "with functools.cache or functools.lru_cache: call the function without that"
+        f"{advice}. If it is registered, your nnsight has sent the name {name!r} alone, as of a function "
+        "with functools.cache or functools.lru_cache: call the function without the cache"
     )

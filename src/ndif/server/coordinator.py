@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STOPPED = "The server was stopped before this job was done. Send it again once it is back."
+_STOPPED = "The server was stopped before this job was done. Send it again once the server is back."
 
 _PREPARE_AFTER_S = 3.0
 """Seconds after its start at which a server prepares for its first deployment."""
@@ -81,8 +81,8 @@ class Oversight:
 class Coordinator:
     """The queues, the controller and the operator's operations of one server, put together.
 
-    Owns their start, their order of stopping and the periodic tasks. The caller provides the stores and the
-    machines.
+    Owns the periodic tasks; starts the parts, and stops them in order. The caller provides the stores and
+    the machines.
     """
 
     def __init__(
@@ -195,9 +195,9 @@ class Coordinator:
         events.record("started", "the server", f"Version {__version__}.", "server")
         self._start(events.run(), "events")
         self._start(self.reconciler.run(), "reconciler")
-        self._start(self._callbacks.run(), "call-backs")
+        self._start(self._callbacks.run(), "callbacks")
         if alerts is not None:
-            self._start(alerts.run(self._look, self._usage, events), "alerts")
+            self._start(alerts.run(self._observe, self._usage, events), "alerts")
         if self._fleet.uses_placement and self._configs:
             self._start(self._deploy(), "first deployments")
             self._start(self._prepare(), "fork servers")
@@ -226,11 +226,11 @@ class Coordinator:
         await self._evaluator.stop()
         self._callbacks.close()
 
-    async def _look(self) -> tuple[ServerState, list[Problem], list[QueueWait]]:
+    async def _observe(self) -> tuple[ServerState, list[Problem], list[QueueWait]]:
         """Return the state for the alerts, which measure the disk of results themselves."""
         server = await GetStatus().perform(self.control_plane)
-        found = [*current_problems(self.controller), *self.reconciler.problems()]
-        return server, found, queue_waits(self.dispatcher)
+        problems = [*current_problems(self.controller), *self.reconciler.problems()]
+        return server, problems, queue_waits(self.dispatcher)
 
     def _prober(self, url: str, key: str) -> Prober:
         return Prober(
@@ -250,32 +250,36 @@ class Coordinator:
             self._traces.record(record)
 
     def _note_left(self, key: ReplicaKey, why: str) -> None:
-        if self._tasks and not why.startswith(OPERATORS):  # noted with the operation
+        if self._tasks and not why.startswith(OPERATORS):  # recorded with the operation
             name = Variant.parse(key[0]).model.repo_id
             self._oversight.events.record(
                 "left", name, f"A replica left its devices: {why}.", "server"
             )
 
     def _note_scaled(self, processor: Processor, replicas: int) -> None:
-        was = processor.desired_replicas
-        text = f"{was} → {replicas} replicas for nnsight {processor.variant.generation}."
+        previous = processor.desired_replicas
+        text = f"{previous} → {replicas} replicas for nnsight {processor.variant.generation}."
         self._oversight.events.record("scaled", processor.variant.model.repo_id, text, "autoscaler")
 
     async def bring_up(self, generation: str) -> list[Replica]:
-        """Request the replicas of every known model, and return those that will load."""
+        """Request the replicas of every known model, and return the replicas that will load."""
         if not self.controller.cluster.nodes:
             await self.controller.discover()
-        asked = [
-            ReplicaRequest(m, generation, m.deployment.replicas) for m in self.controller.models
+        requests = [
+            ReplicaRequest(model, generation, model.deployment.replicas)
+            for model in self.controller.models
         ]
-        if sum(each.replicas for each in asked) > 1 and generation in self._runtimes.installed():
+        if (
+            sum(request.replicas for request in requests) > 1
+            and generation in self._runtimes.installed()
+        ):
             self._fleet.prepare(self._runtimes.installed()[generation])
-        coming = []
-        for one, provided in zip(asked, await self.controller.deploy(asked), strict=True):
-            self.dispatcher.processor(one.model, generation).adopt(provided.replica_ids)
-            found = (self.controller.replica(one.variant, i) for i in provided.replica_ids)
-            coming += [replica for replica in found if replica is not None]
-        return coming
+        loading = []
+        for request, result in zip(requests, await self.controller.deploy(requests), strict=True):
+            self.dispatcher.processor(request.model, generation).adopt(result.replica_ids)
+            replicas = (self.controller.replica(request.variant, i) for i in result.replica_ids)
+            loading += [replica for replica in replicas if replica is not None]
+        return loading
 
     async def _deploy(self) -> None:
         try:
@@ -284,7 +288,7 @@ class Coordinator:
         except OperationError as error:
             logger.error("%s", error)  # noqa: TRY400 - the sentence is the message
         except Exception:
-            logger.exception("what the server was started with could not be deployed")
+            logger.exception("the configured models could not be deployed")
 
     async def _prepare(self) -> None:
         """Prepare the first installed runtime, so that the first deployment need not wait for imports."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Owner:
-    """The one user of a server that runs each model where its options say."""
+    """The only user of a server without placement, which runs each model on its configured device."""
 
     trusted: bool
     """True if their code is not confined."""
@@ -63,7 +63,7 @@ class Operator:
     """The operator of a server of many users."""
 
     token: str | None = None
-    """Bearer token of `/admin/*`; without one there are no such routes."""
+    """Bearer token of `/admin/*`; None disables these routes."""
     stop: Callable[[], None] = lambda: None
     """End the process."""
     admin: socket.socket | None = None
@@ -107,9 +107,9 @@ class Server:
         self._files, shares = ModelFinder(), owner is not None and owner.share_weights
         self._hub = HfMirror(share_weights=shares, find=self._find)
         leader = InProcessLeader(self.coordinator.control_plane)
-        many = owner is None
+        many_users = owner is None
         self._dashboard = Dashboard(
-            settings, stores.accounts, runtimes, leader.next_state, host=host, many_users=many
+            settings, stores.accounts, runtimes, leader.next_state, host=host, many_users=many_users
         )
         options = GatewayOptions(host, callbacks, operator.token, operator.admin)
         self._gateway = create_gateway(
@@ -129,7 +129,7 @@ class Server:
 
     @property
     def is_polled(self) -> bool:
-        """Return True if a client may still poll for a job, ended or not, or waits for its callback."""
+        """Return True if a client may still poll for a job, ended or not, or expects a webhook or mail."""
         stored = (any(self._results.glob(f"{folder}/*")) for folder in ("responses", "ends"))
         return self.unfinished > 0 or self._callbacks_left > 0 or any(stored)
 
@@ -174,8 +174,8 @@ class Server:
     def _find(self, repo_id: str) -> MirroredModel | None:
         """Return an accepted model of that name whose files are available, or None."""
         for model in list(self.coordinator.controller.models):
-            if model.called(repo_id) and (found := self._files.find(model)) is not None:
-                return MirroredModel(*found)
+            if model.called(repo_id) and (files := self._files.find(model)) is not None:
+                return MirroredModel(*files)
         return None
 
     def _share(self, replica: Replica) -> None:

@@ -9,14 +9,15 @@ import time
 _MMAP_THRESHOLD = -3
 """Parameter of mallopt(3)."""
 _LARGE = 1 << 20
-_EVERY_S = 10.0
+_INTERVAL_S = 10.0
 
 
 def return_free_memory() -> None:
     """Make the C library return freed memory to the system, if it has `malloc_trim`.
 
-    By default it keeps blocks of up to 32 MiB once one was freed, and all free memory between small blocks
-    in use: hundreds of megabytes after many clients have sent requests and not read responses.
+    By default, the library keeps blocks of up to 32 MiB once a block of that size was freed, and all free
+    memory between small blocks in use. After many clients have sent requests and not read responses, that
+    memory is hundreds of megabytes.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # musl has none, and needs none
@@ -26,5 +27,5 @@ def return_free_memory() -> None:
 
 def _trim(libc: ctypes.CDLL) -> None:
     while True:
-        time.sleep(_EVERY_S)
+        time.sleep(_INTERVAL_S)
         libc.malloc_trim(0)

@@ -1,6 +1,6 @@
 """The dispatcher process of a server with a broker: `python -m ndif.server.leader FILE PARENT_PIPE`.
 
-Of several such processes one holds the leader lock and leads; the others stand by. A process that loses the
+One of several such processes holds the leader lock and leads; the others stand by. A process that loses the
 lock ends, and its supervisor starts it again to stand by.
 """
 
@@ -63,9 +63,9 @@ _CLUSTER_LOST = (
 class LeaderCandidate:
     """One candidate for the lead of a server.
 
-    It takes the leader lock, connects to the machines that run replicas, and then runs a `Coordinator`
-    until it is told to stop, another process leads, or the cluster is lost. Requests that arrive while the
-    cluster cannot be reached wait in a `HoldingQueue`.
+    It takes the leader lock, connects to the machines that run replicas, and then runs a `Coordinator`. It
+    ends when it is stopped, when another process leads, or when the cluster is lost. Requests that arrive
+    while the cluster cannot be reached wait in a `HoldingQueue`.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class LeaderCandidate:
             try:
                 for request, _ in await spool.unfinished():
                     payload = await spool.payload(request.id)
-                    # Its client polls another store now, which must also report that the job still waits.
+                    # The client now polls another store, which must also report that the job waits.
                     await self.stores.responder.respond(
                         request, Response(request.id, Status.QUEUED, _WAITS)
                     )
@@ -188,21 +188,21 @@ class LeaderCandidate:
             logger.warning("Jobs wait in %s for the next start: %s", folder, error)
 
     async def take_callbacks(self) -> None:
-        """Queue the callbacks that a server without a broker left beside its results."""
+        """Queue the webhooks and mails that a server without a broker left beside its results."""
         folder = self._config.results / CALLBACKS
         if not folder.is_dir():
             return
         try:
-            left = SqliteCallbacks(folder)
+            callbacks = SqliteCallbacks(folder)
             try:
-                while found := await left.all(_PAGE):
-                    for callback in found:
+                while page := await callbacks.all(_PAGE):
+                    for callback in page:
                         await self.stores.callbacks.update(callback)
-                        await left.remove(callback.id)
+                        await callbacks.remove(callback.id)
             finally:
-                await left.stop()
+                await callbacks.stop()
         except BrokerError as error:
-            logger.warning("Call-backs wait in %s for the next start: %s", folder, error)
+            logger.warning("Webhooks and mails wait in %s for the next start: %s", folder, error)
 
     def _alerts(self) -> Alerts | None:
         if not self.settings.sends_alerts:
@@ -226,7 +226,7 @@ class LeaderCandidate:
             Oversight(events, self._alerts()),
         )
         await self.take_callbacks()
-        await self.take_spooled()  # before the ends expire that show which jobs must not run again
+        await self.take_spooled()  # while stored ends still show the jobs that must not run again
         await stores.objects.start()
         await coordinator.start(held, config.url(), config.probe_keys[0])
         controller = coordinator.controller

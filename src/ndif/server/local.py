@@ -73,7 +73,7 @@ class Local:
         level = logging.INFO if self.verbose else logging.WARNING
         logs.configure("server", options, handlers, None if options.log_level == "debug" else level)
         config = self.deployment()
-        # Its users have no keys, for each of which a runner could be kept.
+        # Its users have no keys, so that no runner can be kept for a key.
         options = options.model_copy(update={"runner_scope": "request"})
         if options.allow_pickled_weights is None:
             options = options.model_copy(update={"allow_pickled_weights": True})
@@ -110,18 +110,20 @@ class Local:
                     rmtree(results, ignore_errors=True)
 
     def _warning(self, options: GatewaySettings) -> str | None:
-        """Return a warning that others than the owner can run code here; None if nobody else can."""
+        """Return a warning that other people can run code here; None if only the owner can."""
         reachable = reachable_as(self.host, options.public_url)
-        does = "may run code here, confined" if self.sandbox else "runs code here as you"
+        predicate = "may run code here, confined" if self.sandbox else "runs code here as you"
         if self.no_token:
-            who = f"Whoever reaches {reachable}" if reachable else "Every user of this machine"
-            return f"{who} {does}: --no-token asks nobody for the token."
+            subject = (
+                f"Everybody who reaches {reachable}" if reachable else "Every user of this machine"
+            )
+            return f"{subject} {predicate}: --no-token asks nobody for the token."
         if reachable:
-            return f"{reachable} is reachable from other machines. Whoever has the token {does}."
+            return f"{reachable} is reachable from other machines. Everybody who has the token {predicate}."
         return None
 
     def _results_folder(self, options: FolderSettings, listening: socket.socket) -> Path:
-        """Return the user's folder, or else the port's: a client that polls comes back to the same port."""
+        """Return --results-dir, else a folder of the port, because polling clients use the same port."""
         port = listening.getsockname()[1]
         folder = self.results or options.root / "local" / str(port)
         try:
@@ -208,8 +210,8 @@ class Local:
                 while not up.done():
                     await asyncio.wait({up}, timeout=_PROGRESS_S)
                     if replica.progress is not None:
-                        done, total = replica.progress
-                        bar.update(task, completed=done, total=total)
+                        completed, total = replica.progress
+                        bar.update(task, completed=completed, total=total)
                 await up
         actor = replicas[0].actor
         assert isinstance(actor, LocalModelActor)  # noqa: S101 - this machine has no other
@@ -242,10 +244,10 @@ class Local:
 @contextlib.contextmanager
 def _noted_interrupts() -> Iterator[list[int]]:
     """Note each Ctrl-C until the loop handles it: a finalizer would swallow its exception."""
-    found: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: found.append(number))
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     try:
-        yield found
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 

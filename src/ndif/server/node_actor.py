@@ -47,7 +47,7 @@ class NodeActor(RemoteActor):
         runtimes, generation = self.runtimes(settings), self._order.generation
         if generation not in runtimes.installed():
             raise ActorError(
-                f"nnsight {generation} is not installed on the node where it was to be; "
+                f"nnsight {generation} is not installed on the replica's node; "
                 f"`ndif runtime add {generation}` adds it there"
             )
         return runtimes
@@ -66,8 +66,8 @@ class NodeActor(RemoteActor):
         settings, order, leader = _settings(), self._order, self._leader
         if leader is None or leader["protocol"] != PROTOCOL:
             raise ActorError(
-                "ndif on the node where it was to be is of another version than on the machine that leads, "
-                "and the two do not work together: install the same on both"
+                "ndif on the replica's node has another version than on the leader's machine, and the two "
+                "do not work together: install the same version on both"
             )
         place, runtimes = order.place, self._runtimes(settings)
         assert place is not None  # noqa: S101 - only a process that downloads has none
@@ -85,7 +85,7 @@ class NodeActor(RemoteActor):
         )
         fleet.protected = lambda: order.protected
         (node,) = await fleet.discover()
-        _see_gpus(order.gpus, node.resources.gpu_uuids)
+        _check_gpus(order.gpus, node.resources.gpu_uuids)
         actor = fleet.make_actor(order.config, order.generation, place)
         channel = await retry(lambda: JobReceiver.open(broker, place.name, leader), math.inf)
         callbacks = RedisCallbacks(
@@ -96,12 +96,12 @@ class NodeActor(RemoteActor):
         return NodeServices(actor, broker, responder, channel)
 
 
-def _see_gpus(counted: Sequence[str | None], here: Sequence[str | None]) -> None:
+def _check_gpus(expected: Sequence[str | None], actual: Sequence[str | None]) -> None:
     """Raise if the node counts its GPUs differently from the leader that placed the replica."""
-    if any(counted) and [*counted] != [*here]:
+    if any(expected) and [*expected] != [*actual]:
         raise ActorError(
-            "the GPUs of the node where it was to be are not those that it was started with; stop the node "
-            "and start it again (`ndif stop`, `ndif start --worker`): it counts them anew"
+            "the GPUs of the replica's node have changed since the node started; stop the node and start "
+            "it again (`ndif stop`, `ndif start --worker`), so that it counts its GPUs anew"
         )
 
 
@@ -115,7 +115,7 @@ def _settings() -> Settings:
         ) from error
     if not settings.broker_url or not settings.object_store_url:
         raise ActorError(
-            "the node where it was to be was started without NDIF_BROKER_URL or without "
-            "NDIF_OBJECT_STORE_URL, and its replicas deliver their results to both"
+            "the replica's node was started without NDIF_BROKER_URL or without NDIF_OBJECT_STORE_URL, and "
+            "its replicas deliver their results to both"
         )
     return settings

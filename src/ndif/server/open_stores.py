@@ -45,7 +45,7 @@ def open_stores(
 
 
 def callback_rules(settings: Settings, config: ProcessConfig) -> CallbackRules:
-    """Return the rules of the callbacks of a server of several processes."""
+    """Return the rules for the webhooks and mails of a server of several processes."""
     secrets = settings.callback_secrets or config.cluster_secrets
     return CallbackRules(settings.allowed_callback_networks, secrets)
 

@@ -43,9 +43,9 @@ class ProcessConfig:
     admin: int | None = None
     """Descriptor of the socket of the operator's routes, if they have one; gateways share it, too."""
     broker_url: str = ""
-    """URL of the broker with its password, if the server started it; else empty: see the settings."""
+    """URL of the broker with its password, if the server started it; else empty, see the settings."""
     cluster_secrets: Sequence[str] = ()
-    """Secrets of a server with a broker: the first signs what its processes exchange."""
+    """Secrets of a server with a broker: the first signs the messages between its processes."""
     ray_variables: Mapping[str, str] = field(default_factory=dict)
     """Variables by which Ray finds the token of its cluster."""
 
@@ -105,7 +105,7 @@ class ProcessConfig:
 
 
 def announce_up(file: Path) -> None:
-    """Note beside the configuration in `file` that this process serves; `came_up` reads it."""
+    """Note beside the configuration in `file` that this process serves; `came_up` reads the note."""
     (file.parent / f"{_UP}{os.getpid()}").touch()
 
 

@@ -39,15 +39,15 @@ class ProcessSpec:
     """Seconds that it may take to stop before it is killed."""
     inherited: tuple[int, ...] = ()
     environment: Mapping[str, str] | None = None
-    """Environment variables; None for those of this process."""
+    """Environment variables; None for the environment of this process."""
 
 
 class Supervisor:
     """Runs processes, restarts each when it ends, and stops them in order.
 
-    Processes start in stages: a stage begins when the one before is ready, and stops before it. A process
-    that ends starts again after a back-off of 0.2 to 10 seconds. The caller of `start` decides when a stage
-    is ready.
+    Processes start in stages: a stage starts when the previous stage is ready, and stops before that stage.
+    A process that ends starts again after a back-off of 0.2 to 10 seconds. The caller of `start` decides
+    when a stage is ready.
     """
 
     def __init__(self, stopping: asyncio.Event) -> None:
@@ -88,7 +88,7 @@ class Supervisor:
                 task.result()
 
     async def stop(self) -> None:
-        """Stop all processes: the last stage first, those of a stage together."""
+        """Stop all processes: the last stage first, the processes of a stage together."""
         while self._stages:
             stage = self._stages.pop()
             await asyncio.gather(*(process.stop() for process in stage))

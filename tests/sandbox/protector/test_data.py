@@ -375,7 +375,7 @@ USES = [
 def test_path_object_opens_no_file(use: str) -> None:
     text, _ = refusal(use, value=sent(pathlib.Path("/etc/hostname")))
     assert text.startswith("AttributeError: PosixPath."), text
-    assert "is not available on this server: the path is one of your machine" in text
+    assert "is not available on this server: the path belongs to your machine" in text
 
 
 def test_every_file_method_of_path_is_denied() -> None:

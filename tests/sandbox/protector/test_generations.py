@@ -110,7 +110,7 @@ REFUSED = {
     "assigns": ("AttributeError: cannot set 'weight' of 'Envoy': it is protected", "weight = 1"),
     "configures": ("AttributeError: cannot set 'n_layer' of ", "n_layer = 1"),
     "tokenizes": (f".save_pretrained {NOT}: it writes files", "save_pretrained"),
-    "pads": ("set it on your side, and trace what your tokenizer returns", "padding_side = "),
+    "pads": ("set it on your side, and trace your tokenizer's output", "padding_side = "),
     "calls_what_walks": ("AttributeError: the attribute '__class__' is not", "return value.__class__"),
     "binds": ("SyntaxError: the name '__builtins__' cannot be bound on this server", "__builtins__ = {}"),
     "instruments": ("TypeError: .source is available on this server for functions of the model", ".source"),

@@ -31,19 +31,19 @@ def object_store(options: ObjectStoreSettings, *, may_start: bool) -> Service | 
         return None
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    nothing = f"Nothing answers at {url} ({_VARIABLE})."
+    no_answer = f"Nothing answers at {url} ({_VARIABLE})."
     if parts.scheme != "http" or not is_loopback(host):
-        raise ServiceError(f"{nothing} Start the S3 server there, or name another.")
+        raise ServiceError(f"{no_answer} Start the S3 server there, or name another.")
     if not may_start:
         raise ServiceError(
-            f"{nothing} `ndif start object-store` starts a MinIO there, and so does `ndif start`."
+            f"{no_answer} `ndif start object-store` starts a MinIO there, and so does `ndif start`."
         )
     binary = require_program("minio", port=port)
-    listens = f"{for_url('127.0.0.1' if host == 'localhost' else host)}:{port}"
+    listen_address = f"{for_url('127.0.0.1' if host == 'localhost' else host)}:{port}"
 
     async def make(run_folder: RunFolder) -> Program:
         return Program(
-            [binary, "server", "--address", listens, str(run_folder.service_data(NAME))],
+            [binary, "server", "--address", listen_address, str(run_folder.service_data(NAME))],
             {
                 "MINIO_ROOT_USER": options.object_store_access_key,
                 "MINIO_ROOT_PASSWORD": options.object_store_secret_key.get_secret_value(),

@@ -45,13 +45,13 @@ def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], l
     elif options.ray_address:
         checks.append(lambda: ray_worker(options))
     problems = list(contradictions(options, role))
-    found = []
+    services = []
     for check in checks:
         try:
-            found.append(check())
+            services.append(check())
         except ServiceError as error:
             problems.append(str(error))
-    starts = tuple(service for service in found if service is not None)
+    starts = tuple(service for service in services if service is not None)
     if role in ("all", "api") and options.broker_url and not problems:
         problems += secret_problems(options, starts)
     return starts, problems
@@ -60,30 +60,30 @@ def plan_services(options: Settings, role: Role) -> tuple[tuple[Service, ...], l
 def secret_problems(options: Settings, starts: Iterable[Service]) -> Iterator[str]:
     """Yield problems of the secret that this server shares with others on the same broker."""
     try:
-        found = cluster_secrets(options)
+        secrets = cluster_secrets(options)
     except ServiceError as error:
         yield str(error)
         return
     if any(service.name == BROKER for service in starts):
         return
-    if not found:
+    if not secrets:
         yield lacking(without_secrets(options.broker_url))
-    elif why := obstacle_to(url_with_password(options), found):
+    elif why := obstacle_to(url_with_password(options), secrets):
         yield f"The server that leads at {without_secrets(options.broker_url)} {why}."
 
 
 def addresses(options: Settings) -> dict[str, str]:
     """Return the address of each configured service, without secrets."""
-    found = {
+    configured = {
         "broker": without_secrets(options.broker_url),
         "object-store": options.object_store_url,
         "ray": options.ray_address,
     }
-    return {name: address for name, address in found.items() if address}
+    return {name: address for name, address in configured.items() if address}
 
 
 def _standalone(options: Settings, role: Role) -> Service:
-    """Return the one service to start; raise a ServiceError if it is not configured or runs already."""
+    """Return the service to start; raise a ServiceError if it is not configured or runs already."""
     make, variable, example = SERVICES[role]
     address = addresses(options).get(role)
     if address is None:
@@ -97,7 +97,7 @@ def _standalone(options: Settings, role: Role) -> Service:
 
 
 def contradictions(options: Settings, role: Role) -> Iterator[str]:
-    """Yield a sentence for each variable that needs another one, which is not set."""
+    """Yield a sentence for each variable that needs another variable, which is not set."""
     if role in ("all", "api") and options.api_workers > 1 and not options.broker_url:
         yield (
             f"{_WORKERS}={options.api_workers} needs {_BROKER}: several processes share "
@@ -132,20 +132,20 @@ class ServiceStatus:
 
 def service_status(run_folders: RunFolders) -> dict[str, ServiceStatus]:
     """Return the status of running services, by name."""
-    found: dict[str, tuple[str, str]] = {}
+    services: dict[str, tuple[str, str]] = {}
     running = run_folders.running()
     if running is not None:
         for name, service in running[1].services.items():
-            whose = "of this session" if service.ours else "not of this session"
-            found[name] = service.address, whose
+            origin = "of this session" if service.ours else "not of this session"
+            services[name] = service.address, origin
     for name in STANDALONE:
-        alone = run_folders.of_service(name).running()
-        if alone is not None:
-            whose = f"started alone (process {alone[1].pid})"
-            found[name] = alone[1].url, whose
+        standalone = run_folders.of_service(name).running()
+        if standalone is not None:
+            origin = f"started alone (process {standalone[1].pid})"
+            services[name] = standalone[1].url, origin
     return {
-        name: ServiceStatus(address, whose, _answers(address))
-        for name, (address, whose) in found.items()
+        name: ServiceStatus(address, origin, _answers(address))
+        for name, (address, origin) in services.items()
     }
 
 

@@ -15,11 +15,11 @@ def processes_of(supervisor: int, name: str) -> list[int]:
     """Return the processes of a service that the process `supervisor` has started, sorted by PID."""
     module = _MODULES.get(name)
     words = ["-m", module] if module else ["-m", REAPER, name]
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
             arguments = (folder / "cmdline").read_text().split("\0")
             if parent == str(supervisor) and arguments[1 : 1 + len(words)] == words:
-                found.append(int(folder.name))
-    return sorted(found)
+                pids.append(int(folder.name))
+    return sorted(pids)

@@ -39,7 +39,7 @@ _PORT = 6379
 _CLIENT = "ray"
 _READY_LINE = "Ray runtime started."
 _OBJECT_STORE_BYTES = 128 << 20
-"""Size of Ray's object store, near Ray's minimum: nothing of this server goes through it."""
+"""Size of Ray's object store, near Ray's minimum: this server passes no objects through it."""
 _MAX_SOCKET_PATH = 107
 _SOCKET_PATH = "/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store.1"
 # `ray start --block` polls once a second and gives its children some seconds to stop.
@@ -52,7 +52,7 @@ def ray_head(options: Settings, *, may_start: bool, leads: bool = False) -> Serv
     """Return the head of a cluster to start; None if one answers already or none is configured.
 
     Ray connects the leader only to a node on the leader's machine. With `leads`, a machine that uses a
-    remote head and has no node gets one without resources for models.
+    remote head and has no node gets a node without resources for models.
     """
     address = options.ray_address
     if not address:
@@ -65,16 +65,22 @@ def ray_head(options: Settings, *, may_start: bool, leads: bool = False) -> Serv
         authentication(options, starts=False)
         if not leads or scheme == _CLIENT or is_local(host) or _has_node():
             return None
-        own = _address_towards(host, port)
+        own_address = _address_towards(host, port)
         return _service(
-            options, host, port, own, (_joins(host, port),), is_head=False, offers=False
+            options,
+            host,
+            port,
+            own_address,
+            (_address_option(host, port),),
+            is_head=False,
+            has_resources=False,
         )
-    nothing = f"Nothing answers at {address} ({_VARIABLE})."
+    no_answer = f"Nothing answers at {address} ({_VARIABLE})."
     if scheme == _CLIENT or not is_local(host):
-        raise ServiceError(f"{nothing} Start the cluster's head there, or name another.")
+        raise ServiceError(f"{no_answer} Start the cluster's head there, or name another.")
     if not may_start:
         raise ServiceError(
-            f"{nothing} `ndif start ray` starts a head there, and so does `ndif start`."
+            f"{no_answer} `ndif start ray` starts a head there, and so does `ndif start`."
         )
     arguments = (f"--port={port}", "--include-dashboard=false")
     return _service(options, host, port, _own_ip(host), ("--head", *arguments), is_head=True)
@@ -92,8 +98,8 @@ def own_head(options: ClusterSettings) -> str | None:
     if not is_loopback(host) or accepts_connections(host, port):
         return None
     head, broker = options.ray_head_port, urlsplit(options.broker_url)
-    taken = (broker.port or _PORT) if options.broker_url else 0
-    return f"{_ip(host)}:{head + (head == taken)}"
+    broker_port = (broker.port or _PORT) if options.broker_url else 0
+    return f"{_ip(host)}:{head + (head == broker_port)}"
 
 
 def ray_worker(options: Settings) -> Service:
@@ -113,11 +119,11 @@ def ray_worker(options: Settings) -> Service:
         )
     authentication(options, starts=False)
     # Unless the head is on this machine, Ray chooses the address by which the other nodes reach it.
-    own = _ip(host) if is_loopback(host) else None
-    return _service(options, host, port, own, (_joins(host, port),), is_head=False)
+    own_address = _ip(host) if is_loopback(host) else None
+    return _service(options, host, port, own_address, (_address_option(host, port),), is_head=False)
 
 
-def _joins(host: str, port: int) -> str:
+def _address_option(host: str, port: int) -> str:
     return f"--address={_ip(host)}:{port}"
 
 
@@ -156,28 +162,27 @@ def authentication(options: Settings, *, starts: bool) -> Mapping[str, str]:
         return _with_token(ensure_cluster_secrets(options)[0])
     if _parts(address)[0] == _CLIENT:
         return {}
-    return _wanted_by(address, cluster_secrets(options))
+    return _accepted_variables(address, cluster_secrets(options))
 
 
 @lru_cache(maxsize=8)
-def _wanted_by(address: str, secrets: tuple[str, ...]) -> Mapping[str, str]:
-    has_own = any(name in os.environ for name in _TOKENS) or _own_token().exists()
-    known = [{_MODE: "disabled"}, *([{_MODE: "token"}] if has_own else [])]
-    for variables in [*known, *map(_with_token, secrets)]:
-        lets_in = _lets_in(address, variables)
-        if lets_in is None:
+def _accepted_variables(address: str, secrets: tuple[str, ...]) -> Mapping[str, str]:
+    has_own = any(name in os.environ for name in _TOKENS) or _ray_token_file().exists()
+    candidates = [{_MODE: "disabled"}, *([{_MODE: "token"}] if has_own else [])]
+    for variables in [*candidates, *map(_with_token, secrets)]:
+        is_accepted = _accepts(address, variables)
+        if is_accepted is None:
             return {}  # the leader retries until there is a cluster
-        if lets_in:
+        if is_accepted:
             return variables
     raise ServiceError(
-        f"The Ray cluster at {address} ({_VARIABLE}) does not let this machine in, which has no token of "
+        f"The Ray cluster at {address} ({_VARIABLE}) does not admit this machine, which has no token for "
         f"it. If `ndif start` started its head, set {SECRET} to the secret of that machine; else set "
         f"{_TOKENS[0]}."
     )
 
 
-def _own_token() -> Path:
-    """Return the file in which Ray itself keeps a token."""
+def _ray_token_file() -> Path:
     return Path.home() / ".ray" / "auth_token"
 
 
@@ -185,12 +190,12 @@ def _with_token(secret: str) -> dict[str, str]:
     return {_MODE: "token", _TOKENS[0]: derive(secret, "ray").hex()}
 
 
-def _lets_in(address: str, variables: Mapping[str, str]) -> bool | None:
-    """Return True if a head answers a process with these variables, False if it refuses, else None."""
+def _accepts(address: str, variables: Mapping[str, str]) -> bool | None:
+    """Return True if a head accepts these variables, False if it refuses them, None if none answers."""
     _, host, port = _parts(address)
     command = (sys.executable, "-m", "ray.scripts.scripts", "health-check")
     try:
-        done = subprocess.run(  # noqa: S603 - our own interpreter
+        result = subprocess.run(  # noqa: S603 - our own interpreter
             [*command, "--address", f"{_ip(host)}:{port}", "--skip-version-check"],
             env={**os.environ, **variables},
             capture_output=True,
@@ -199,9 +204,9 @@ def _lets_in(address: str, variables: Mapping[str, str]) -> bool | None:
         )
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode == 0:
+    if result.returncode == 0:
         return True
-    return False if b"AuthenticationError" in done.stderr else None
+    return False if b"AuthenticationError" in result.stderr else None
 
 
 def _service(
@@ -212,7 +217,7 @@ def _service(
     arguments: Sequence[str],
     *,
     is_head: bool,
-    offers: bool = True,
+    has_resources: bool = True,
 ) -> Service:
     folder = _checked_folder(options)
 
@@ -222,11 +227,11 @@ def _service(
         from ndif.host.gpus import Driver
 
         resources: dict[str, int] = dict(HEAD) if is_head else {}
-        if offers:
+        if has_resources:
             driver = Driver()
-            looked = await inspect_machine(options, driver)
+            machine = await inspect_machine(options, driver)
             await driver.close()
-            resources |= declaration(looked.node.resources)
+            resources |= declaration(machine.node.resources)
         variables = authentication(options, starts=is_head)
         return Program(
             [

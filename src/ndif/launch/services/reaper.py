@@ -97,12 +97,12 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _children() -> set[int]:
-    own, found = str(os.getpid()), set()
+    own, pids = str(os.getpid()), set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if entry.read_text().rpartition(")")[2].split()[1] == own:
-                found.add(int(entry.parent.name))
-    return found
+                pids.add(int(entry.parent.name))
+    return pids
 
 
 if __name__ == "__main__":

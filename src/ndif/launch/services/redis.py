@@ -62,22 +62,22 @@ def broker(options: Settings, *, may_start: bool, needs_password: bool = True) -
     require_package("redis", _VARIABLE)
     parts = urlsplit(url)
     host, port = parts.hostname or "localhost", parts.port or _PORT
-    shown = without_secrets(url)
+    display_url = without_secrets(url)
     if parts.scheme == "unix" or accepts_connections(host, port):
-        _check(url, shown, needs_password=needs_password)
+        _check(url, display_url, needs_password=needs_password)
         if not options.allow_open_broker and parts.scheme != "unix" and _is_open(url, host):
             raise ServiceError(
-                f"The broker at {shown} takes commands from every machine that reaches it, without a "
+                f"The broker at {display_url} takes commands from every machine that reaches it, without a "
                 f"password. Give it one (`requirepass` in Redis' configuration) and put it into "
                 f"{_VARIABLE}, or set {_ALLOW_OPEN}=true."
             )
         return None
-    nothing = f"Nothing answers at {shown} ({_VARIABLE})."
+    no_answer = f"Nothing answers at {display_url} ({_VARIABLE})."
     if parts.scheme != "redis" or not is_loopback(host):
-        raise ServiceError(f"{nothing} Start Redis there, or name another.")
+        raise ServiceError(f"{no_answer} Start Redis there, or name another.")
     if not may_start:
         raise ServiceError(
-            f"{nothing} `ndif start broker` starts one there, and so does `ndif start`."
+            f"{no_answer} `ndif start broker` starts one there, and so does `ndif start`."
         )
     binary = require_program("redis-server", "valkey-server", port=port)
     if parts.username:
@@ -91,18 +91,18 @@ def broker(options: Settings, *, may_start: bool, needs_password: bool = True) -
         password = unquote(parts.password or "") or secrets.token_urlsafe(32)
         text = _CONFIGURATION.format(host=_ip(host), port=port, folder=data)
         text += f'requirepass "{_quoted(password)}"\n'
-        with open_private(file) as written:
-            written.write(text)
+        with open_private(file) as output:
+            output.write(text)
         if not parts.password:
-            with open_private(_password_file(data, port)) as written:
-                written.write(f"{password}\n")
+            with open_private(_password_file(data, port)) as output:
+                output.write(f"{password}\n")
         return Program([binary, str(file)])
 
     def answers(run_folder: RunFolder) -> bool:
         file = _password_file(run_folder.service_data(NAME), port)
         return _answers(with_password(url, file.read_text().strip()) if file.is_file() else url)
 
-    return Service(NAME, shown, host, port, make, answers)
+    return Service(NAME, display_url, host, port, make, answers)
 
 
 def _password_file(data: Path, port: int) -> Path:
@@ -113,16 +113,16 @@ def _password_file(data: Path, port: int) -> Path:
 def _is_open(url: str, host: str) -> bool:
     """Return True if other machines may reach the server, and it accepts commands without a password."""
     try:
-        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
         addresses = {host}
     if all(map(is_loopback, addresses)):
         return False
     parts = urlsplit(url)
-    _, _, bare = parts.netloc.rpartition("@")
+    _, _, address = parts.netloc.rpartition("@")
     # The certificate is not checked: the question is only whether strangers have access.
     query = "ssl_cert_reqs=none" if parts.scheme == "rediss" else ""
-    return _answers(parts._replace(netloc=bare, query=query).geturl())
+    return _answers(parts._replace(netloc=address, query=query).geturl())
 
 
 def _check(url: str, shown: str, *, needs_password: bool) -> None:
@@ -133,7 +133,7 @@ def _check(url: str, shown: str, *, needs_password: bool) -> None:
 
     try:
         with _connect(url) as client:
-            found = client.info()
+            info = client.info()
     except (AuthenticationError, AuthorizationError) as error:
         if not needs_password and not urlsplit(url).password:
             return
@@ -146,12 +146,12 @@ def _check(url: str, shown: str, *, needs_password: bool) -> None:
         raise ServiceError(
             f"The server at {shown} ({_VARIABLE}) is no Redis that can be used: {error}."
         ) from error
-    version = str(found["redis_version"])
+    version = str(info["redis_version"])
     if is_too_old(version):
         raise ServiceError(
             f"The broker at {shown} is Redis {version}; {OLDEST_REDIS} or newer is needed."
         )
-    policy = found.get("maxmemory_policy", "noeviction")
+    policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise ServiceError(
             f"The broker at {shown} drops requests when its memory is full (maxmemory-policy {policy}): "

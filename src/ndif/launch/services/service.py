@@ -50,7 +50,7 @@ _REAPER_S = 10.0
 
 
 class ServiceError(NdifError):
-    """A service cannot be used, or does not answer and cannot be started; the message says what to do."""
+    """A service cannot be used, or does not answer and cannot be started; the message names a remedy."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Program:
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables in addition to those of this process."""
+    """Environment variables in addition to the environment of this process."""
 
 
 @dataclass(frozen=True)
@@ -125,21 +125,21 @@ def is_local(host: str) -> bool:
     if is_loopback(host):
         return True
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-        for family, kind, _, _, address in found:
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        for family, kind, _, _, address in addresses:
             with socket.socket(family, kind) as probe:
                 probe.bind(address)
     except OSError:
         return False
-    return bool(found)
+    return bool(addresses)
 
 
 def require_program(*names: str, port: int) -> str:
     """Return the path of the first installed program; raise a ServiceError on how to install one."""
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"
     for name in names:
-        if found := shutil.which(name, path=path):
-            return found
+        if executable := shutil.which(name, path=path):
+            return executable
     *packages, container = (command.format(port=port) for command in _INSTALL[names[0]])
     raise ServiceError(
         f"{' or '.join(names)} is not installed. Install it with {' or '.join(packages)}, or run it in a "
@@ -160,14 +160,14 @@ def disk_space_problem(folder: Path, content: str, variable: str) -> str | None:
 
     `variable` is the setting that names the folder.
     """
-    another = f"another folder with the variable {variable}."
-    there = nearest(folder)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return f"{content} cannot be kept in {folder}: {there} is not writable. Choose {another}"
-    disk = shutil.disk_usage(there)
+    choice = f"another folder with the variable {variable}."
+    existing = nearest(folder)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return f"{content} cannot be kept in {folder}: {existing} is not writable. Choose {choice}"
+    disk = shutil.disk_usage(existing)
     if disk.free < (least := least_free(disk.total)):
         return (
             f"The disk of {folder} has {format_size(disk.free)} free, less than {format_size(least)}: "
-            f"{content[0].lower()}{content[1:]} would soon fill it. Free some space, or choose {another}"
+            f"{content[0].lower()}{content[1:]} would soon fill it. Free some space, or choose {choice}"
         )
     return None

@@ -39,7 +39,7 @@ class RunnerCgroups:
             CgroupError: If there is none.
         """
         if not (root / "cgroup.controllers").is_file():
-            raise CgroupError("the controllers of this machine are those of version 1")
+            raise CgroupError("this machine has controllers of version 1")
         lines = own.read_text().splitlines()
         path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
         base = root / path.lstrip("/")
@@ -47,10 +47,10 @@ class RunnerCgroups:
             base = base.parent
         lacking = set(_CONTROLLERS) - set((base / "cgroup.controllers").read_text().split())
         if lacking:
-            raise CgroupError(f"it has no controller {min(lacking)!r}")
+            raise CgroupError(f"its cgroup has no controller {min(lacking)!r}")
         if not (_is_delegated(base) or _is_of_a_container(base, path)):
             raise CgroupError("its cgroup is not delegated to it")
-        if not all(os.access(base / each, os.W_OK) for each in (".", "cgroup.procs")):
+        if not all(os.access(base / entry, os.W_OK) for entry in (".", "cgroup.procs")):
             raise CgroupError(f"it may not write to {base}")
         return cls(base)
 
@@ -62,14 +62,14 @@ class RunnerCgroups:
             with contextlib.suppress(ProcessLookupError):
                 (server / "cgroup.procs").write_text(pid)
         (self.base / "cgroup.subtree_control").write_text(
-            " ".join(f"+{each}" for each in _CONTROLLERS)
+            " ".join(f"+{controller}" for controller in _CONTROLLERS)
         )
 
     def place(self, pid: int, memory_bytes: int, max_tasks: int) -> None:
         """Move process `pid` into a new cgroup with limits; its memory stays charged to the old one."""
         self.remove_empty()
-        made = self.base / f"{_RUNNER}{pid}-{os.urandom(4).hex()}"
-        made.mkdir()
+        cgroup = self.base / f"{_RUNNER}{pid}-{os.urandom(4).hex()}"
+        cgroup.mkdir()
         limits = {
             "memory.max": memory_bytes,
             "memory.swap.max": 0,
@@ -78,14 +78,14 @@ class RunnerCgroups:
         }
         for name, limit in limits.items():
             with contextlib.suppress(FileNotFoundError):  # a kernel without swap has no swap limit
-                (made / name).write_text(str(limit))
-        (made / "cgroup.procs").write_text(str(pid))
+                (cgroup / name).write_text(str(limit))
+        (cgroup / "cgroup.procs").write_text(str(pid))
 
     def remove_empty(self) -> None:
         """Remove the cgroups of runners that have ended or have moved to another cgroup."""
-        for each in self.base.glob(f"{_RUNNER}*"):
+        for cgroup in self.base.glob(f"{_RUNNER}*"):
             with contextlib.suppress(OSError):  # a process is still in it
-                each.rmdir()
+                cgroup.rmdir()
 
 
 def _is_delegated(base: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The confinement of a process: the resources that it keeps, and the order in which it drops the others."""
+"""The confinement of a process: the resources that it keeps, and the order of dropping all others."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Confinement:
             ConfinementError: If this machine cannot confine as `mode` requires.
         """
         verify(mode)
-        files, named = tuple(readable), tuple(unlisted)
+        files, unlisted_folders = tuple(readable), tuple(unlisted)
         rules = calls = None
         if mode != "off":
             with allowing_less(mode):
@@ -114,9 +114,17 @@ class Confinement:
                 from ndif.sandbox.confinement.seccomp import Filter
 
                 calls = Filter.compile(devices=driver is not None)
-            rules = make_ruleset(mode, *_paths(files, driver), (), (), named)
+            rules = make_ruleset(mode, *_paths(files, driver), (), (), unlisted_folders)
         return cls(
-            mode, memory_bytes, result_bytes, max_threads, files, driver, rules, calls, named
+            mode,
+            memory_bytes,
+            result_bytes,
+            max_threads,
+            files,
+            driver,
+            rules,
+            calls,
+            unlisted_folders,
         )
 
     def detach(self, channel: int) -> int:
@@ -287,7 +295,10 @@ def interpreter_paths() -> list[Path]:
     these, only the packages and modules that this process has loaded are returned.
     """
     # A virtual environment has packages of its own and the modules of its base interpreter.
-    places = [None, *({"base": each, "platbase": each} for each in (sys.prefix, sys.base_prefix))]
+    places = [
+        None,
+        *({"base": prefix, "platbase": prefix} for prefix in (sys.prefix, sys.base_prefix)),
+    ]
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     paths = {Path(sysconfig.get_path(name, vars=place)) for place in places for name in names}
     paths.update(path for path in map(Path, filter(None, sys.path)) if holds_packages(path))
@@ -308,17 +319,17 @@ def module_path(spec: object) -> list[Path]:
     if not isinstance(spec, ModuleSpec):
         return []
     if spec.submodule_search_locations is not None:
-        return [Path(each) for each in spec.submodule_search_locations]
+        return [Path(location) for location in spec.submodule_search_locations]
     return [Path(spec.origin)] if spec.has_location and spec.origin else []
 
 
 def _loaded_elsewhere(folders: Iterable[Path]) -> Iterator[Path]:
     """Yield the paths of top-level packages and modules that were loaded from outside `folders`."""
-    known = tuple(folders)
+    roots = tuple(folders)
     for name, module in list(sys.modules.items()):
         if "." not in name:
             for path in module_path(getattr(module, "__spec__", None)):
-                if not any(path.is_relative_to(each) for each in known):
+                if not any(path.is_relative_to(root) for root in roots):
                     yield path
 
 
@@ -327,9 +338,9 @@ def _libraries(folders: Iterable[Path]) -> Iterator[Path]:
 
     From a folder outside `folders` and the system's, only the libraries are yielded.
     """
-    known = (*folders, *map(Path, (*_LIBRARY_ROOTS, sys.prefix, sys.base_prefix)))
+    roots = (*folders, *map(Path, (*_LIBRARY_ROOTS, sys.prefix, sys.base_prefix)))
     for folder in set(library_folders()):
-        if any(folder.is_relative_to(each) for each in known):
+        if any(folder.is_relative_to(root) for root in roots):
             yield folder
         else:
             yield from folder.glob("*.so*")
@@ -354,7 +365,7 @@ def linked_folders(folder: Path) -> list[Path]:
     if folder.parent.name != "snapshots" or not has_its_parts:
         return []
     # The blobs of a repository may link to the blobs of the cache.
-    return [(each / "blobs").resolve() for each in (repository, repository.parent)]
+    return [(base / "blobs").resolve() for base in (repository, repository.parent)]
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
@@ -369,9 +380,9 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     blobs = linked_folders(folder)
     if not blobs:
         return sorted({folder, *(file for link, file in files.items() if link.suffix in WEIGHTS)})
-    of_cache = {file for file in files.values() if any(map(file.is_relative_to, blobs))}
+    blob_files = {file for file in files.values() if any(map(file.is_relative_to, blobs))}
     # The Hub's library looks up a revision's commit in `refs`, and lists the local snapshots.
-    return sorted({folder.parent, folder.parent.parent / "refs", *of_cache})
+    return sorted({folder.parent, folder.parent.parent / "refs", *blob_files})
 
 
 def _erase_initial_environment() -> None:

@@ -40,9 +40,9 @@ def detect_layers() -> list[Layer]:
     return [*_landlock(), _seccomp(), *_always()]
 
 
-def missing_layers(found: list[Layer]) -> list[Layer]:
+def missing_layers(layers: list[Layer]) -> list[Layer]:
     """Return the required layers that are not present."""
-    return [layer for layer in found if layer.required and not layer.present]
+    return [layer for layer in layers if layer.required and not layer.present]
 
 
 def _landlock() -> list[Layer]:
@@ -63,14 +63,16 @@ def _landlock() -> list[Layer]:
             "boot it with landlock in the lsm= parameter"
         )
         return [Layer("Landlock: files", False, True, advice)]
-    found = [Layer("Landlock: files", True, True, f"ABI {version}, kernel {kernel}")]
+    layers = [Layer("Landlock: files", True, True, f"ABI {version}, kernel {kernel}")]
     for since, name, needed, otherwise in _LATER:
-        there = version >= since
+        is_present = version >= since
         lacking = f"needs kernel {needed}; covered by {otherwise}"
-        found.append(
-            Layer(f"Landlock: {name}", there, False, f"ABI {version}" if there else lacking)
+        layers.append(
+            Layer(
+                f"Landlock: {name}", is_present, False, f"ABI {version}" if is_present else lacking
+            )
         )
-    return found
+    return layers
 
 
 def _seccomp() -> Layer:
@@ -80,8 +82,8 @@ def _seccomp() -> Layer:
     except (ImportError, RuntimeError, OSError):
         advice = "apt install libseccomp2 (Debian, Ubuntu), or conda install libseccomp"
         return Layer(name, False, True, f"libseccomp is missing: {advice}")
-    there = available()
-    return Layer(name, there, True, "an allow-list" if there else "not in this kernel")
+    is_present = available()
+    return Layer(name, is_present, True, "an allow-list" if is_present else "not in this kernel")
 
 
 def _always() -> list[Layer]:

@@ -52,10 +52,10 @@ def apply_limits(
 def limit_memory(extra_bytes: int) -> None:
     """Limit this process permanently to its current memory plus `extra_bytes`."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    most = _writable_bytes() + extra_bytes
+    limit = _writable_bytes() + extra_bytes
     if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def limit_tasks(max_threads: int) -> None:
@@ -70,10 +70,10 @@ def limit_tasks(max_threads: int) -> None:
     if os.getuid() == _ROOT:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    most = _count_user_tasks() + max_threads + _OTHER_PROCESSES_MARGIN
+    limit = _count_user_tasks() + max_threads + _OTHER_PROCESSES_MARGIN
     if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    resource.setrlimit(resource.RLIMIT_NPROC, (most, hard))
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, hard))
     try:
         # Probe with a process, because a thread that just ended may remain for a moment, unconfined.
         probe = os.fork()
@@ -83,27 +83,27 @@ def limit_tasks(max_threads: int) -> None:
     if probe == 0:
         os._exit(0)
     os.waitpid(probe, 0)
-    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
 
 
 @contextlib.contextmanager
 def result_file_allowed() -> Iterator[None]:
     """Let this process write to the result file from the host while the context lasts."""
-    none, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (none, most))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextlib.contextmanager
 def limited_memory(extra_bytes: int) -> Iterator[None]:
     """Limit this process to its current memory plus `extra_bytes` while the context lasts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = _writable_bytes() + extra_bytes
-    if soft == resource.RLIM_INFINITY or most < soft:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    limit = _writable_bytes() + extra_bytes
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield
     finally:
@@ -167,7 +167,7 @@ def drop_privileges(*, keeps_reading: bool = False) -> None:
 
 
 def keep_reading() -> None:
-    """Drop this thread's capabilities permanently, except the one to read every user's files."""
+    """Drop this thread's capabilities permanently, except CAP_DAC_READ_SEARCH, if it has that."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     effective, permitted, *_ = _capabilities()
     _set_capabilities(_Data(effective & _READ_SEARCH, permitted & _READ_SEARCH))

@@ -1,4 +1,4 @@
-"""The confinement of code that reads a model repository: it can open only that and the runtime's files."""
+"""The confinement of code that reads a model repository: only its files and the runtime's can be opened."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LoadingConfinement:
     """The confinement of a thread, or of a process and its children, while it reads a repository.
 
     Owns a Landlock ruleset and a seccomp filter, which the kernel applies to a thread and to threads that
-    it starts. A process that needs more rights later confines only a thread. That contains any effect of
+    it starts. A process that needs more rights later confines only a thread. This contains any effect of
     files on libraries, but not code in the process, which could change state that other threads use.
     """
 

@@ -115,16 +115,16 @@ class Filter:
     def load(self, *, this_thread: bool = False) -> None:
         """Apply the filter irrevocably to this process, or to this thread and threads that it starts."""
         code = bytearray(self.program)
-        for at in range(0, len(code), _INSTRUCTION.size):
-            operation, yes, no, operand = _INSTRUCTION.unpack_from(code, at)
+        for offset in range(0, len(code), _INSTRUCTION.size):
+            operation, yes, no, operand = _INSTRUCTION.unpack_from(code, offset)
             if operand == _OWN_PID:
-                _INSTRUCTION.pack_into(code, at, operation, yes, no, os.getpid())
+                _INSTRUCTION.pack_into(code, offset, operation, yes, no, os.getpid())
         instructions = (ctypes.c_char * len(code)).from_buffer(code)
         program = _Program(len(code) // _INSTRUCTION.size, ctypes.addressof(instructions))
         prctl(PR_SET_NO_NEW_PRIVS, 1)
         flags = 0 if this_thread else _ALL_THREADS
-        done = libc.syscall(_SECCOMP, _SET_MODE_FILTER, flags, ctypes.byref(program))
-        check(done, "seccomp")
+        result = libc.syscall(_SECCOMP, _SET_MODE_FILTER, flags, ctypes.byref(program))
+        check(result, "seccomp")
 
 
 class _Program(ctypes.Structure):
@@ -141,8 +141,8 @@ def _rules(*, devices: bool) -> seccomp.SyscallFilter:
     # No shared anonymous memory: a page that is written and dropped stays allocated, and is not counted.
     _allow(rules, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, _SHARED, 0))
     # A GPU's driver may map shared anonymous memory.
-    of_file = _SHARED if devices else _SHARED | _ANONYMOUS
-    _allow(rules, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, of_file, _SHARED))
+    mask = _SHARED if devices else _SHARED | _ANONYMOUS
+    _allow(rules, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, mask, _SHARED))
     # Threads, not processes. A filter cannot read the arguments of clone3; ENOSYS makes glibc use clone.
     _allow(rules, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _THREAD, _THREAD))
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")

@@ -122,9 +122,12 @@ class Protector:
         if not self._stand_ins:
             # A user's metaclass derives from the class that replaces `type`.
             kinds = (type(self.builtins["type"]), "builtins", "type")
-            self._stand_ins = {id(each[0]): each for each in (*self._modules.replaced(), kinds)}
-        found = self._stand_ins.get(id(value))
-        return None if found is None else (found[1], found[2])
+            self._stand_ins = {
+                id(replacement[0]): replacement
+                for replacement in (*self._modules.replaced(), kinds)
+            }
+        stand_in = self._stand_ins.get(id(value))
+        return None if stand_in is None else (stand_in[1], stand_in[2])
 
     def unguarded(self, function: FunctionType) -> FunctionType:
         """Return a copy of a function without guards, as in the user's process; unchanged if it has none.
@@ -144,7 +147,7 @@ class Protector:
 
     def execute(self, code: CodeType, scope: Variables, local: Any = None) -> None:
         """Execute code from `compile`; replaces the builtin `exec`."""
-        # Python reads this key past the overrides of a dict subclass, so this writes past them.
+        # Python ignores the overrides of a dict subclass when it reads this key, so ignore them here, too.
         dict.__setitem__(scope, "__builtins__", self.builtins)
         exec(code, scope, scope if local is None else local)  # noqa: S102 - it is guarded
 
@@ -164,9 +167,9 @@ class Protector:
         Raises:
             AttributeError: If the method is private or denied.
         """
-        own = name == "__call__" or name.startswith("__nnsight_")
+        is_nnsight_call = name == "__call__" or name.startswith("__nnsight_")
         denied = name in self._whitelist.model or name in self._whitelist.nnsight
-        if not own and (name.startswith("_") or denied):
+        if not is_nnsight_call and (name.startswith("_") or denied):
             raise AttributeError(f"the model's method {name!r} is not available on this server")
         self._guards.check(model, name)
 
@@ -177,16 +180,16 @@ class Protector:
             TypeError: If a library does not define the function.
         """
         for find in (lambda wrapper: wrapper, inspect.unwrap):
-            found: Any = find(function)
-            if type(found) is MethodType:
-                found = found.__func__
-            if type(found) is not FunctionType or self._guards.own_function(found):
+            target: Any = find(function)
+            if type(target) is MethodType:
+                target = target.__func__
+            if type(target) is not FunctionType or self._guards.own_function(target):
                 raise TypeError(
                     ".source is available on this server for functions of the model and its libraries, not "
-                    "for those that your own code defines"
+                    "for functions that your own code defines"
                 )
-            # A payload may have cached other lines under this file name; a library's are on the disk.
-            linecache.cache.pop(found.__code__.co_filename, None)
+            # A payload may have cached other lines under this file name; a library's lines are on disk.
+            linecache.cache.pop(target.__code__.co_filename, None)
 
     def objects(self, persistent: Mapping[str, Any]) -> dict[str, Any]:
         """Forget the last request; protect and return the server's objects that a payload may refer to."""
@@ -227,7 +230,7 @@ class Protector:
             self._caches_prefix = False
 
     def decode_ahead(self) -> None:
-        """Decode the cached part for the next payload before that arrives."""
+        """Decode the cached part for the next payload before it arrives."""
         if self._prefix is not None:
             self._prefix.decode_ahead()
 
@@ -290,5 +293,5 @@ def _libraries() -> tuple[str, ...]:
 
     Loaded modules are not inspected, because that would copy a page of memory for each in every runner.
     """
-    named = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
-    return tuple({f"{os.path.normpath(folder)}/" for folder in (*named, *sys.path) if folder})
+    folders = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+    return tuple({f"{os.path.normpath(folder)}/" for folder in (*folders, *sys.path) if folder})

@@ -1,8 +1,8 @@
 """Refusal of files, programs and connections by an audit hook (PEP 578).
 
 A guard stops a block at the attribute by which it would reach `open`. An audit hook stops `open` itself,
-also if a library calls it: one that looks up an attribute by the block's text, or reads a folder that the
-block names. Python does not report files that C code opens by itself.
+also in a library that looks up an attribute by the block's text, or reads a folder that the block names.
+Python does not report files that C code opens by itself.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _check(path: object, permitted: tuple[str, ...]) -> None:
     else:
         _refuse(path)
     real = os.path.realpath(text)
-    if not any(real == each or real.startswith(each + os.sep) for each in permitted):
+    if not any(real == allowed or real.startswith(allowed + os.sep) for allowed in permitted):
         _refuse(text)
 
 

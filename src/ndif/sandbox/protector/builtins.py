@@ -132,7 +132,7 @@ class Builtins:
     def _compile(
         self, source: str | bytes, filename: str, mode: str, *_: object, **__: object
     ) -> Code:
-        """Compile a block's text; ignore flags, which do not change what guards see."""
+        """Compile a block's text; ignore flags, which do not change the guards."""
         text = _text(source, "compile() takes source text on this server, not a syntax tree")
         code = Code()
         # Tracebacks read no file for a name in angle brackets.
@@ -191,16 +191,16 @@ class Builtins:
     def _dataclass(self, cls: Any = None, /, **options: Any) -> Any:
         """Replace `dataclasses.dataclass`, which generates code from the names of the fields."""
         if cls is None:
-            return lambda each: self._dataclass(each, **options)
+            return lambda decorated: self._dataclass(decorated, **options)
         if not self._guards.owns(cls):
             raise TypeError("dataclass() takes a class that your own code defines on this server")
-        for each in cls.__mro__:
-            for name in _field_names(each):
+        for base in cls.__mro__:
+            for name in _field_names(base):
                 if type(name) is not str or not name.isidentifier():
                     raise TypeError(f"the field name {name!r} of a dataclass is no identifier")
-        made = as_dataclass(cls, options)
-        self._guards.own(made)
-        return made
+        result = as_dataclass(cls, options)
+        self._guards.own(result)
+        return result
 
 
 _ABSENT = object()
@@ -216,17 +216,19 @@ def _text(source: object, why: str) -> str:
 
 def _field_names(cls: type) -> list[Any]:
     """Return the names of a class's fields, from every attribute that `dataclass` reads them from."""
-    own = content(cls)
-    found: list[Any] = []
+    attributes = content(cls)
+    names: list[Any] = []
     for kind in ("__annotations__", "__dataclass_fields__"):
-        named = own.get(kind, {})
-        if type(named) is dict:
-            found += named
+        fields = attributes.get(kind, {})
+        if type(fields) is dict:
+            names += fields
             # The code that `dataclass` generates uses the `name` of the field itself.
-            found += [each.name for each in named.values() if isinstance(each, dataclasses.Field)]
-        elif issubclass(type(named), dict):
+            names += [
+                field.name for field in fields.values() if isinstance(field, dataclasses.Field)
+            ]
+        elif issubclass(type(fields), dict):
             raise TypeError(f"{kind} of a dataclass must be a plain dict on this server")
-    return found
+    return names
 
 
 def _unavailable(name: str) -> Callable[..., NoReturn]:
@@ -259,19 +261,21 @@ def _classes(guards: AccessGuards) -> type:
             if cls is not stand_in:  # a metaclass of the user's
                 return super().__call__(*arguments, **options)
             if len(arguments) == 1 and not options:
-                found = type(arguments[0])
-                return stand_in if found is type or found is Meta else found
+                kind = type(arguments[0])
+                return stand_in if kind is type or kind is Meta else kind
             name, bases, namespace = arguments
             # Copied first, because a subclass of dict may list other names than it holds.
-            own = dict(namespace)
-            forbidden = UNBOUND.intersection(own)
+            attributes = dict(namespace)
+            forbidden = UNBOUND.intersection(attributes)
             if forbidden:
                 raise TypeError(f"the name {min(forbidden)!r} cannot be bound on this server")
             # Python would take this module, the caller of `type`.
-            own.setdefault("__module__", sys._getframe(1).f_globals.get("__name__", "__main__"))
-            made = type(name, bases, own, **options)
-            guards.own(made)
-            return made
+            attributes.setdefault(
+                "__module__", sys._getframe(1).f_globals.get("__name__", "__main__")
+            )
+            new_class = type(name, bases, attributes, **options)
+            guards.own(new_class)
+            return new_class
 
         def __instancecheck__(cls, value: Any) -> bool:
             return isinstance(value, type) if cls is stand_in else super().__instancecheck__(value)

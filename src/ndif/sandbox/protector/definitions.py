@@ -49,7 +49,7 @@ _CLASS_OPTIONS = words("init repr eq order unsafe_hash frozen")
 _OF_NAMED_TUPLES = words("__new__ _make _replace __replace__ _asdict __repr__ __getnewargs__")
 """Methods that `collections.namedtuple` generates."""
 
-_GIVING_METHODS = ("enum", "typing", "typing_extensions")
+_METHOD_ADDERS = ("enum", "typing", "typing_extensions")
 """Modules whose classes add methods to each derived class."""
 
 _COPIED = ("__kwdefaults__", "__annotations__", "__qualname__", "__module__", "__doc__")
@@ -60,7 +60,7 @@ class RefusedCode:
     """A replacement of code that was sent as bytecode, which keeps only the name."""
 
     def __init__(self, *arguments: Any) -> None:
-        texts = [each for each in arguments if isinstance(each, str)]
+        texts = [argument for argument in arguments if isinstance(argument, str)]
         self.name = texts[1] if len(texts) > 1 else "?"
 
 
@@ -129,9 +129,9 @@ class Definitions:
     def adopt(self, function: FunctionType, names: Mapping[str, Any]) -> FunctionType:
         """Return a copy of a guarded function that has its own globals, with `names` in them."""
         scope = {**self.scope(names), "__builtins__": self._guards.builtins}
-        made = copied(function, function.__code__, scope)
-        self._functions.add(made)
-        return made
+        adopted = copied(function, function.__code__, scope)
+        self._functions.add(adopted)
+        return adopted
 
     def scope(self, names: Any) -> Variables:
         """Return the globals that a payload gives to code, without names that Python itself would use.
@@ -147,7 +147,7 @@ class Definitions:
         }
 
     def fill(self, function: Any, names: Any) -> None:
-        """Add globals to a function from `adopt`, not to refused ones; raise ForbiddenError for others."""
+        """Add globals to a function from `adopt`; skip refused ones, raise ForbiddenError for others."""
         if isinstance(function, RefusedFunction | Placeholder):
             return
         if not self.runs(function):
@@ -162,7 +162,7 @@ class Definitions:
         """Return True if a payload brought this class or function; False if the block defined it."""
         if isinstance(value, FunctionType):
             return value in self._functions
-        return any(each is value for each in self._tracked.values())
+        return any(cls is value for cls in self._tracked.values())
 
     def _make_function(self, code: Any, *_: Any) -> RefusedFunction:
         return RefusedFunction(getattr(code, "name", "?"))
@@ -184,11 +184,11 @@ class Definitions:
         metaclass = type if metaclass is self._classes else metaclass
         # Kept as written (`Generic[T]`, `TypedDict`), because a generic class needs that form. `NamedTuple`
         # becomes tuple, because a named tuple's methods come with its state.
-        bases = tuple(self._base(each) for each in bases)
+        bases = tuple(self._base(base) for base in bases)
         self._check_class(metaclass, resolve_bases(bases))
         content = self._content(options)
-        made = new_class(name, bases, {"metaclass": metaclass}, lambda own: own.update(content))
-        return self._track(identity, made)
+        cls = new_class(name, bases, {"metaclass": metaclass}, lambda own: own.update(content))
+        return self._track(identity, cls)
 
     def _base(self, base: Any) -> Any:
         if base is self._classes:
@@ -206,10 +206,10 @@ class Definitions:
         content = metaclass.__prepare__(name, bases)
         for member, value in self._content(members).items():
             content[member] = value
-        made: Any = metaclass.__new__(metaclass, name, bases, content)
-        made.__module__ = module
-        made.__qualname__ = path
-        return self._track(identity, made)
+        cls: Any = metaclass.__new__(metaclass, name, bases, content)
+        cls.__module__ = module
+        cls.__qualname__ = path
+        return self._track(identity, cls)
 
     def _check_class(self, metaclass: Any, bases: Any) -> None:
         check([metaclass, *(bases if isinstance(bases, tuple) else ())])
@@ -229,18 +229,20 @@ class Definitions:
             raise ForbiddenError("the annotations of a class must be identifiers")
         return dict(attributes)
 
-    def _track(self, identity: Any, made: Any) -> Any:
-        self._guards.own(made)
+    def _track(self, identity: Any, cls: Any) -> Any:
+        self._guards.own(cls)
         if isinstance(identity, str):
-            return self._tracked.setdefault(identity, made)
-        return made
+            return self._tracked.setdefault(identity, cls)
+        return cls
 
     def _fill_class(self, cls: Any, state: Any) -> Any:
         check([cls])
         if not isinstance(cls, type) or not self._guards.owns(cls):
             raise ForbiddenError("a request can set attributes only of classes that it defines")
-        given = {name: each for name, each in state[0].items() if not _comes_with_base(name, each)}
-        attributes = self._content(given)
+        sent = {
+            name: value for name, value in state[0].items() if not _comes_with_base(name, value)
+        }
+        attributes = self._content(sent)
         registry = attributes.pop("_abc_impl", ())
         if attributes.get("__dataclass_fields__") is not None:
             return self._fill_dataclass(cls, attributes)
@@ -250,8 +252,8 @@ class Definitions:
             attributes.update(_named_tuple(cls.__name__, attributes))
         for name, value in attributes.items():
             setattr(cls, name, value)
-        for each in registry:
-            cls.register(each)  # type: ignore[attr-defined]
+        for subclass in registry:
+            cls.register(subclass)  # type: ignore[attr-defined]
         return cls
 
     def _fill_dataclass(self, cls: Any, attributes: Variables) -> Any:
@@ -264,13 +266,13 @@ class Definitions:
             if not described and not (generated and name in _GENERATED):
                 setattr(cls, name, value)
         for name in getattr(cls, "__annotations__", {}):
-            given = fields.get(name)
-            if getattr(given, "_field_type", None) is dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
+            field = fields.get(name)
+            if getattr(field, "_field_type", None) is dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
                 cls.__annotations__[name] = ClassVar  # the annotation may be text
-            elif isinstance(given, dataclasses.Field):
-                plain = given.default is not dataclasses.MISSING and name in vars(cls)
-                made = dataclasses.field(**_options(given, _FIELD_OPTIONS))
-                setattr(cls, name, given.default if plain else made)
+            elif isinstance(field, dataclasses.Field):
+                plain = field.default is not dataclasses.MISSING and name in vars(cls)
+                new_field = dataclasses.field(**_options(field, _FIELD_OPTIONS))
+                setattr(cls, name, field.default if plain else new_field)
         return as_dataclass(cls, _options(parameters, _CLASS_OPTIONS))
 
     def dataclass_skeleton(
@@ -283,8 +285,8 @@ class Definitions:
         }
         self._check_class(type, bases)
         content = self._content({**content, **options, "__annotations__": annotations})
-        made = new_class(name, with_parameters(bases), {}, lambda own: own.update(content))
-        return self._track(identity, as_dataclass(made, parameters))
+        cls = new_class(name, with_parameters(bases), {}, lambda own: own.update(content))
+        return self._track(identity, as_dataclass(cls, parameters))
 
     def _make_typevar(
         self, name: str, bound: Any, constraints: Any, covariant: bool, contravariant: bool, _: Any
@@ -297,7 +299,7 @@ class Definitions:
 
 def copied(function: FunctionType, code: CodeType, scope: Variables | None = None) -> FunctionType:
     """Return a copy of a function with other code, and with `scope` as its globals unless None."""
-    made = FunctionType(
+    result = FunctionType(
         code,
         function.__globals__ if scope is None else scope,
         function.__name__,
@@ -305,36 +307,36 @@ def copied(function: FunctionType, code: CodeType, scope: Variables | None = Non
         function.__closure__,
     )
     for name in _COPIED:
-        setattr(made, name, getattr(function, name))
-    made.__dict__.update(function.__dict__)
-    return made
+        setattr(result, name, getattr(function, name))
+    result.__dict__.update(function.__dict__)
+    return result
 
 
 def _comes_with_base(name: str, value: Any) -> bool:
     """Return True for an attribute that a base of `enum` or `typing` has already given to the class.
 
-    A client sends it by a private name or as source, whose guarded form would not work.
+    A client sends such an attribute by a private name or as source, whose guarded form would not work.
     """
     function = value.__func__ if type(value) in (classmethod, staticmethod) else value
     if type(function) is Placeholder:
-        return module_of(function) in _GIVING_METHODS
+        return module_of(function) in _METHOD_ADDERS
     return name == "__subclasshook__" and getattr(function, "__name__", None) == "_proto_hook"
 
 
 def as_dataclass(cls: Any, options: Mapping[str, Any]) -> Any:
     """Return a user's class as a dataclass.
 
-    Meanwhile the class gets another module: its own, where text annotations would be looked up, is on the
-    user's machine.
+    While the methods are generated, the class has another module. Its own module, in which text annotations
+    would be looked up, is on the user's machine.
     """
     for name in inheritance.content(cls).get("__annotations__", {}):
         # The generated methods read the fields of any object that is passed to them, without guards.
         if str(name).startswith("__"):
             raise TypeError(f"a dataclass cannot have a field {name!r} on this server")
     module, cls.__module__ = cls.__module__, "builtins"
-    made: Any = dataclasses.dataclass(**options)(cls)
-    cls.__module__ = made.__module__ = module
-    return made
+    result: Any = dataclasses.dataclass(**options)(cls)
+    cls.__module__ = result.__module__ = module
+    return result
 
 
 def _named_tuple(name: str, attributes: Mapping[str, Any]) -> Variables:
@@ -342,12 +344,16 @@ def _named_tuple(name: str, attributes: Mapping[str, Any]) -> Variables:
     make: Callable[..., Any] = collections.namedtuple
     fields, defaults = attributes.get("_fields", ()), attributes.get("_field_defaults", {})
     try:
-        made = make(name, fields, defaults=defaults.values())
+        named_tuple = make(name, fields, defaults=defaults.values())
     except (TypeError, ValueError, AttributeError) as error:
         raise ForbiddenError(
             f"the named tuple {name} cannot be sent to this server: {error}"
         ) from None
-    return {each: vars(made)[each] for each in _OF_NAMED_TUPLES if each in vars(made)}
+    return {
+        method: vars(named_tuple)[method]
+        for method in _OF_NAMED_TUPLES
+        if method in vars(named_tuple)
+    }
 
 
 def _options(value: Any, names: frozenset[str]) -> dict[str, Any]:

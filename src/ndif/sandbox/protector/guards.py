@@ -48,7 +48,7 @@ _CHECKED_ITEMS = frozenset((ModuleType, BuiltinFunctionType, FunctionType))
 """Classes of values that are checked when a block takes them out of a container."""
 
 _DATA = frozenset(
-    each for cls in (io.StringIO, io.BytesIO, *paths.CLASSES.values()) for each in bases(cls)
+    base for cls in (io.StringIO, io.BytesIO, *paths.CLASSES.values()) for base in bases(cls)
 )
 """Classes of foreign modules whose objects are data and touch no file, with their base classes."""
 
@@ -134,8 +134,8 @@ class AccessGuards:
             dunder = name.startswith("__") and name.endswith("__")
             allowed = name in names.OWN if dunder else name not in INSPECT_ATTRIBUTES
             if type(value) is Placeholder:
-                value()  # raises the error of the missing module, whichever attribute is read
-            if not (allowed and self.owns(value) and self._has_itself(value, name)):
+                value()  # raises the error of the missing module for every attribute
+            if not (allowed and self.owns(value) and self._may_read_private(value, name)):
                 raise AttributeError(self._refusal(value, name))
         return self.attribute(value, name)
 
@@ -147,7 +147,7 @@ class AccessGuards:
         if name in names.BLOCKED | names.INHERITED | INSPECT_ATTRIBUTES:
             return f"the attribute {name!r} is not available on this server"
         return (
-            f"the attribute {name!r} of {_kind(value)} is private, and not available on this server; "
+            f"the attribute {name!r} of {_label(value)} is private, and not available on this server; "
             "private attributes can be read only from instances of classes that your own code defines"
         )
 
@@ -162,7 +162,7 @@ class AccessGuards:
             or self._is_foreign[cls]
         ):
             return _ALL_NAMES
-        if any(home(each).partition(".")[0] == "pandas" for each in bases(cls)):
+        if any(home(base).partition(".")[0] == "pandas" for base in bases(cls)):
             guard_pandas(self._whitelist)
         denied = self._denied[cls]
         if issubclass(cls, str):
@@ -175,7 +175,7 @@ class AccessGuards:
         if issubclass(kind, str) and name in names.FORMAT_METHODS:
             return self.texts.guarded(self._plain(value, name))
         if issubclass(kind, _FORWARDING) and not _defines(value, name):
-            return self.attribute(self._behind(value, name), name)
+            return self.attribute(self._forward_target(value, name), name)
         # A class that a block derives from a guarded one also has attributes of its other bases.
         if issubclass(kind, ModuleType) and (
             _is_guarded_module(kind) or not issubclass(kind, _GUARDED_MODULES)
@@ -195,14 +195,14 @@ class AccessGuards:
             if issubclass(type(value), type):
                 listing = issubclass(value, torch.nn.Module)
                 return self._protected.given_by_class(name, result) if listing else result
-        elif self._is_part(value, name):
+        elif self._is_submodule(value, name):
             return result
         envoy = self._is_envoy(value)
         if envoy and name == "get":
             return functools.partial(self.follow, value)
         return self._protected.given(name, result) if envoy or value in self._protected else result
 
-    def _behind(self, value: Any, name: str) -> Any:
+    def _forward_target(self, value: Any, name: str) -> Any:
         """Return the object to which a method or an alias forwards attribute access."""
         if type(value) is MethodType:
             return value.__func__
@@ -214,9 +214,9 @@ class AccessGuards:
         """Return the `__getitem__` of an Envoy (None: of its class), with a guard for string keys."""
 
         def item(*arguments: Any) -> Any:
-            of, key = arguments[0] if envoy is None else envoy, arguments[-1]
-            plain = type(key) in (int, slice) or not self._is_envoy(of)
-            return method(*arguments) if plain else self.item(of, key)
+            receiver, key = arguments[0] if envoy is None else envoy, arguments[-1]
+            plain = type(key) in (int, slice) or not self._is_envoy(receiver)
+            return method(*arguments) if plain else self.item(receiver, key)
 
         return item
 
@@ -227,21 +227,21 @@ class AccessGuards:
     def _is_envoy(self, value: Any) -> bool:
         return self._is_of_nnsight[type(value)] and "_module" in _own(value)
 
-    def _is_part(self, value: Any, name: str) -> bool:
+    def _is_submodule(self, value: Any, name: str) -> bool:
         """Return True if `name` is the model author's name for a submodule, such as T5's `decoder`."""
         if not self._is_envoy(value):
             return False
-        own = _own(value)
-        return name in own and name in getattr(own["_module"], "_modules", {})
+        attributes = _own(value)
+        return name in attributes and name in getattr(attributes["_module"], "_modules", {})
 
     def _check(self, value: Any, name: str) -> None:
-        """Raise AttributeError if an object's attribute is denied, whichever way it is accessed."""
+        """Raise AttributeError if an object's attribute is denied, however it is accessed."""
         kind = type(value)
         if issubclass(kind, super):
             self._check_super(value, name)
         elif issubclass(kind, type):
             self._check_class(value, name, inheritance.searched(value))
-        elif not self._is_part(value, name):
+        elif not self._is_submodule(value, name):
             self._check_object(value, name)
 
     def _check_object(self, value: Any, name: str) -> None:
@@ -258,23 +258,23 @@ class AccessGuards:
     def _check_wrapped(self, value: Any, name: str) -> None:
         """Check the attribute of the object to which a wrapper of nnsight forwards access.
 
-        A payload may put any object there, and a user's class may compute one.
+        A payload may choose any wrapped object, and a user's class may compute one.
         """
-        for each in () if self._is_of_library[type(value)] else _WRAPPED:
-            origin = inheritance.definer(bases(type(value)), each)
+        for attribute in () if self._is_of_library[type(value)] else _WRAPPED:
+            origin = inheritance.definer(bases(type(value)), attribute)
             if origin is not None and self._is_user_class(origin):
-                raise AttributeError(self._refusal(value, each))
-        for each in _WRAPPED[1:]:
-            wrapped = _own(value).get(each)
+                raise AttributeError(self._refusal(value, attribute))
+        for attribute in _WRAPPED[1:]:
+            wrapped = _own(value).get(attribute)
             if isinstance(wrapped, str):
-                raise AttributeError(self._refusal(value, each))
+                raise AttributeError(self._refusal(value, attribute))
             if wrapped is not None:
                 self._check(wrapped, name)
 
     def _check_home(self, cls: type, name: str) -> None:
         """Raise AttributeError if a block may not use objects of the module that defines a class.
 
-        A block may still obtain one, for example from a library that looks up attributes by name.
+        A block may still obtain such an object, for example from a library that reads attributes by name.
         """
         if self._is_foreign[cls] and name not in names.DESCRIBING:
             raise AttributeError(
@@ -284,10 +284,10 @@ class AccessGuards:
 
     def _has_foreign_home(self, cls: type) -> bool:
         return not issubclass(cls, BaseException) and any(
-            home(each).partition(".")[0] in names.FOREIGN
-            and not any(each is data for data in _DATA)
-            and not self._is_user_class(each)
-            for each in bases(cls)
+            home(base).partition(".")[0] in names.FOREIGN
+            and not any(base is data for data in _DATA)
+            and not self._is_user_class(base)
+            for base in bases(cls)
         )
 
     def check(self, value: Any, name: str) -> None:
@@ -297,22 +297,22 @@ class AccessGuards:
 
     def _check_super(self, value: Any, name: str) -> None:
         """Check an attribute of a `super()` like an attribute of its bound object."""
-        of, cls = inheritance.bound(value), inheritance.bound_as(value)
+        receiver, cls = inheritance.bound(value), inheritance.bound_as(value)
         if cls is None:
             return
-        if issubclass(type(of), type):
-            self._check_class(of, name, inheritance.remaining(value))
+        if issubclass(type(receiver), type):
+            self._check_class(receiver, name, inheritance.remaining(value))
         else:
-            self._check_object(of, name)
-        if cls is not of and cls is not type(of):
+            self._check_object(receiver, name)
+        if cls is not receiver and cls is not type(receiver):
             self._check_class(cls, name, inheritance.remaining(value))
 
     def _check_class(self, cls: type, name: str, classes: tuple[type, ...]) -> None:
         """Check an attribute of a class.
 
         An attribute that a user's class defines is the user's. An attribute inherited from a server's class
-        also accepts the server's objects, so it is checked like that class's own. Python looks for the
-        attribute in `classes`, in order.
+        also accepts the server's objects, so it is checked like an attribute of that class. Python searches
+        `classes` in order.
         """
         if name in names.INHERITED:
             raise AttributeError(self._refusal(cls, name))
@@ -323,9 +323,9 @@ class AccessGuards:
             return
         if self._is_of_nnsight[cls]:
             _check_denied(self._whitelist.nnsight, cls, name)
-        known = bases(cls)
-        module = issubclass(cls, torch.nn.Module) or inheritance.definer(known, "from_pretrained")
-        if module or (self._is_of_nnsight[cls] and inheritance.definer(known, "_add_envoy")):
+        order = bases(cls)
+        module = issubclass(cls, torch.nn.Module) or inheritance.definer(order, "from_pretrained")
+        if module or (self._is_of_nnsight[cls] and inheritance.definer(order, "_add_envoy")):
             _check_denied(self._whitelist.model, cls, name)
 
     def follow(self, value: Any, path: str) -> Any:
@@ -335,13 +335,13 @@ class AccessGuards:
         return value
 
     def _item(self) -> Callable[[Any, Any], Any]:
-        restricted, item, found = self._restricted, self.item, self._found
+        restricted, item, permit = self._restricted, self.item, self._permit
 
         def guarded(value: Any, key: Any) -> Any:
             if restricted[type(value)] is _ALL_NAMES:
                 return item(value, key)
             result = value[key]
-            return found(result) if type(result) in _CHECKED_ITEMS else result
+            return permit(result) if type(result) in _CHECKED_ITEMS else result
 
         return guarded
 
@@ -354,21 +354,21 @@ class AccessGuards:
             if not isinstance(key, slice):
                 key = key.__index__()
         result = value[key]
-        return self._found(result) if type(result) in _CHECKED_ITEMS else result
+        return self._permit(result) if type(result) in _CHECKED_ITEMS else result
 
-    def _found(self, value: Any) -> Any:
-        """Return a module or function from a container, after a check: the server's may hold any.
+    def _permit(self, value: Any) -> Any:
+        """Return a module or function from a container after a check: the server's containers may hold any.
 
         Raises:
-            AttributeError: If a block may not use it.
+            AttributeError: If a block may not use the module or function.
         """
         if isinstance(value, ModuleType):
             return self._modules.wrap(value)
         if self.own_function(value):
             return value
         origin = str(getattr(value, "__module__", None)).partition(".")[0]
-        of_python = origin == "builtins" and type(value) is BuiltinFunctionType
-        if origin in names.FOREIGN or (of_python and value not in self.builtins.values()):
+        is_builtin = origin == "builtins" and type(value) is BuiltinFunctionType
+        if origin in names.FOREIGN or (is_builtin and value not in self.builtins.values()):
             raise AttributeError(f"{value.__name__}() is not available on this server")
         return value
 
@@ -384,21 +384,21 @@ class AccessGuards:
         if issubclass(kind, super):
             return self.owns(inheritance.bound(value))
         cls = _class_of(value)
-        return self._is_user_class(cls) or any(id(each) in self._owned for each in bases(cls))
+        return self._is_user_class(cls) or any(id(base) in self._owned for base in bases(cls))
 
     def _is_user_class(self, cls: type) -> bool:
         """Return True if the user defined this very class, not only a base of it."""
-        if any(id(each) in self._owned for each in (cls, *bases(type(cls)))):
+        if any(id(base) in self._owned for base in (cls, *bases(type(cls)))):
             return True
         # Until its `class` statement ends, a class is not recorded, but its functions are the user's.
-        return any(self.own_function(each) for each in inheritance.content(cls).values())
+        return any(self.own_function(attribute) for attribute in inheritance.content(cls).values())
 
-    def _has_itself(self, value: Any, name: str) -> bool:
+    def _may_read_private(self, value: Any, name: str) -> bool:
         """Return True if a private attribute of a user's object may be read, judged by its defining class.
 
-        An instance may inherit it from a server's class, but not from one of transformers, tokenizers or
-        peft. A class may not: it gives inherited methods as functions, which also accept the server's
-        objects.
+        An instance may inherit the attribute from a server's class, but not from a class of transformers,
+        tokenizers or peft. A class may not inherit the attribute: methods read from a class are functions,
+        which also accept the server's objects.
         """
         if issubclass(type(value), super):
             classes = inheritance.remaining(value)
@@ -429,7 +429,7 @@ class AccessGuards:
             return
         _check_text(name)
         if issubclass(type(value), _ALIASES):
-            value = self._behind(value, name)
+            value = self._forward_target(value, name)
         refusal = self._write_refusal(value, name)
         if refusal is not None:
             raise AttributeError(refusal)
@@ -445,22 +445,22 @@ class AccessGuards:
             return None
         if isinstance(value, ModuleType):
             return f"cannot modify the module {value.__name__!r}: it is protected on this server"
-        own = self.owns(value)
+        is_users_own = self.owns(value)
         if name.startswith("__") and name.endswith("__"):
-            allowed = own or (name in names.WRITABLE and self.own_function(value))
+            allowed = is_users_own or (name in names.WRITABLE and self.own_function(value))
             if allowed or (isinstance(value, BaseException) and name in names.CONTEXTUAL):
                 return None
-            return f"the attribute {name!r} of {_kind(value)} cannot be set on this server"
-        if own or self.own_function(value):
+            return f"the attribute {name!r} of {_label(value)} cannot be set on this server"
+        if is_users_own or self.own_function(value):
             return None
         if name.startswith("_"):
             return (
-                f"cannot set the private attribute {name!r} of {_kind(value)}; private attributes can be "
+                f"cannot set the private attribute {name!r} of {_label(value)}; private attributes can be "
                 "set only on instances of classes that your own code defines"
             )
         if issubclass(kind, type) or isinstance(value, FunctionType | MethodType):
             return f"cannot set {name!r} of {value!r}: your own code does not define it"
-        protected = f"cannot set {name!r} of {_kind(value)}: it is protected"
+        protected = f"cannot set {name!r} of {_label(value)}: it is protected"
         if self._is_of_nnsight[kind]:
             _check_denied(self._whitelist.nnsight, kind, name)
             # nnsight's own setters, such as `.output = …`, may be used.
@@ -469,7 +469,7 @@ class AccessGuards:
         elif value in self._protected:
             remedy = "set the output of a module instead"
             if hasattr(kind, "convert_tokens_to_ids"):
-                remedy = "set it on your side, and trace what your tokenizer returns"
+                remedy = "set it on your side, and trace your tokenizer's output"
             return f"{protected}, because it belongs to the model; {remedy}"
         return None
 
@@ -490,11 +490,11 @@ class AccessGuards:
         target = inheritance.bound(value) if issubclass(type(value), super) else value
 
         def checked(*arguments: Any) -> Any:
-            of, rest = (arguments[0], arguments[1:]) if unbound else (target, arguments)
+            receiver, rest = (arguments[0], arguments[1:]) if unbound else (target, arguments)
             if name in ("__setattr__", "__delattr__"):
-                self.check_write(of, rest[0])
+                self.check_write(receiver, rest[0])
             else:
-                self._check_read(of, rest[0])
+                self._check_read(receiver, rest[0])
             return method(*arguments)
 
         checked.__name__ = name
@@ -504,8 +504,8 @@ class AccessGuards:
         _check_text(name)
         if self.owns(value):
             refused = name in (names.BLOCKED | INSPECT_ATTRIBUTES) - names.OWN
-            given = not private(name) or name in names.ALLOWED or name in names.PUBLIC
-            refused = refused or not (given or self._has_itself(value, name))
+            is_readable = not private(name) or name in names.ALLOWED or name in names.PUBLIC
+            refused = refused or not (is_readable or self._may_read_private(value, name))
         else:
             refused = private(name) or self._restricted[type(value)] is _ALL_NAMES
         if refused or (name in names.FORMAT_METHODS and issubclass(_class_of(value), str)):
@@ -514,7 +514,7 @@ class AccessGuards:
 
 
 def _is_guarded_module(cls: type) -> bool:
-    return any(cls is each for each in _GUARDED_MODULES)
+    return any(cls is guarded for guarded in _GUARDED_MODULES)
 
 
 def _defines(value: Any, name: str) -> bool:
@@ -523,7 +523,7 @@ def _defines(value: Any, name: str) -> bool:
 
 
 def _is_of_nnsight(cls: type) -> bool:
-    return any(home(each).partition(".")[0] == "nnsight" for each in bases(cls)) and not (
+    return any(home(base).partition(".")[0] == "nnsight" for base in bases(cls)) and not (
         issubclass(cls, torch.Tensor | BaseException)
     )
 
@@ -549,19 +549,18 @@ def _check_denied(denied: Mapping[str, str], cls: type, name: str) -> None:
 
 
 def _class_of(value: Any) -> type:
-    """Return a class itself, or the class of an instance."""
     return value if issubclass(type(value), type) else type(value)
 
 
 def _own(value: Any) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+        attributes: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
-    return found
+    return attributes
 
 
-def _kind(value: Any) -> str:
+def _label(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {inheritance.class_name(value)!r}"
     return f"{inheritance.class_name(type(value))!r}"

@@ -25,8 +25,8 @@ _after: Callable[[super], type] = super.__dict__["__thisclass__"].__get__
 
 def home(cls: type) -> str:
     """Return the module that a class names as its own, or ""; a user's class may name any."""
-    found = type.__dict__["__module__"].__get__(cls)
-    return found if type(found) is str else ""
+    module = type.__dict__["__module__"].__get__(cls)
+    return module if type(module) is str else ""
 
 
 def full_name(cls: type) -> str:
@@ -41,7 +41,7 @@ def searched(cls: type) -> tuple[type, ...]:
 
 def definer(classes: tuple[type, ...], name: str) -> type | None:
     """Return the first class that defines `name`; None if none does or it is computed on access."""
-    return next((each for each in classes if name in content(each)), None)
+    return next((cls for cls in classes if name in content(cls)), None)
 
 
 def remaining(value: super) -> tuple[type, ...]:
@@ -50,8 +50,8 @@ def remaining(value: super) -> tuple[type, ...]:
     if cls is None:
         return ()
     order, after = bases(cls), _after(value)
-    at = next((number for number, each in enumerate(order) if each is after), len(order))
-    return order[at + 1 :]
+    index = next((number for number, base in enumerate(order) if base is after), len(order))
+    return order[index + 1 :]
 
 
 T = TypeVar("T")
@@ -62,16 +62,15 @@ class PerClassCache(Generic[T]):
 
     def __init__(self, find: Callable[[type], T]) -> None:
         self._find = find
-        self._found: dict[int, T] = {}
+        self._results: dict[int, T] = {}
         self._kept: list[type] = []
         """Keeps each class alive: a new class may reuse the id of a deleted one."""
 
     def __getitem__(self, cls: type) -> T:
         number = id(cls)
-        if number not in self._found:
-            found = self._find(cls)
-            self._kept.append(
-                cls
-            )  # first: otherwise the entry might later be used for another class
-            self._found[number] = found
-        return self._found[number]
+        if number not in self._results:
+            result = self._find(cls)
+            # Append first: otherwise the entry might later be used for another class.
+            self._kept.append(cls)
+            self._results[number] = result
+        return self._results[number]

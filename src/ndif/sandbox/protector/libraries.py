@@ -1,9 +1,9 @@
 """Guards in libraries that look up attributes by name: pandas, copy, sympy, str.format and others.
 
 pandas calls the method that `agg("mean")` names, and `agg("to_csv")` too. `copy` calls the function that an
-object's `__reduce_ex__` returns, and sets the attributes that this names. No guard of a block sees such a
-call. So this module replaces functions of libraries in this process, for every caller. The replacements
-refuse only calls that a block may not make.
+object's `__reduce_ex__` returns, and sets the attributes that the result names. No guard of a block sees
+such a call. So this module replaces functions of libraries in this process, for every caller. The
+replacements refuse only calls that a block may not make.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def guard_pandas(whitelist: Whitelist) -> None:
                 f"{type(value).__name__}.{name} is not available on this server: {reason}"
             )
 
-    named = apply.Apply._apply_str
+    original = apply.Apply._apply_str
 
     def apply_str(self: Any, obj: Any, func: str, *arguments: Any, **options: Any) -> Any:
         check(obj, func)
-        return named(self, obj, func, *arguments, **options)
+        return original(self, obj, func, *arguments, **options)
 
     apply_str.guarded = True  # type: ignore[attr-defined]
     apply.Apply._apply_str = apply_str
@@ -136,15 +136,15 @@ def guard_scikit() -> None:
     def get_params(self: Any, deep: bool = True) -> dict[str, Any]:
         if not issubclass(type(self), base.BaseEstimator):
             raise TypeError("get_params() takes an estimator")
-        found: dict[str, Any] = parameters(self, deep=deep)
+        values: dict[str, Any] = parameters(self, deep=deep)
         # A user's class sets these names by its constructor's parameters, and may have other bases.
-        own = object.__getattribute__(self, "__dict__")
-        for name in found:
-            if "__" not in name and (private(name) or name not in own):
+        attributes = object.__getattribute__(self, "__dict__")
+        for name in values:
+            if "__" not in name and (private(name) or name not in attributes):
                 raise AttributeError(
                     f"{type(self).__name__}.{name} is no parameter that its constructor has stored"
                 )
-        return found
+        return values
 
     keep = joblib.Memory.__init__
     get_params.guarded = True  # type: ignore[attr-defined]
@@ -167,8 +167,8 @@ def _reconstruct(x: Any, memo: Any, func: Any, arguments: Any, *rest: Any, **opt
     if not _owned(x):
         return _original(x, memo, func, arguments, *rest, **options)
 
-    def made(*given: Any) -> Any:
-        value = func(*given)
+    def checked(*values: Any) -> Any:
+        value = func(*values)
         if not _owned(value):
             raise TypeError(
                 f"an object of the class {type(x).__name__!r} cannot be copied on this server: its "
@@ -177,7 +177,7 @@ def _reconstruct(x: Any, memo: Any, func: Any, arguments: Any, *rest: Any, **opt
             )
         return value
 
-    return _original(x, memo, made, arguments, *rest, **options)
+    return _original(x, memo, checked, arguments, *rest, **options)
 
 
 def _owned(value: Any) -> bool:
@@ -202,10 +202,10 @@ def _restore(self: Any, *_: object) -> None:
 
 
 def _stream_of(redirection: Any) -> str:
-    named: str = redirection._stream
-    if type(named) is not str or named not in ("stdout", "stderr"):
+    stream: str = redirection._stream
+    if type(stream) is not str or stream not in ("stdout", "stderr"):
         raise AttributeError("a redirection replaces stdout or stderr on this server")
-    return named
+    return stream
 
 
 def guard_transformers() -> None:
@@ -294,14 +294,13 @@ def _update_wrapper(
     assigned: Sequence[str] = functools.WRAPPER_ASSIGNMENTS,
     updated: Sequence[str] = functools.WRAPPER_UPDATES,
 ) -> Any:
-    """Replace `functools.update_wrapper`."""
     function = wrapped.__func__ if type(wrapped) is MethodType else wrapped
     copied = updated if type(function) in _COPIED else ()
     return _wrap(wrapper, wrapped, assigned, copied)
 
 
 _update_wrapper.guarded = True  # type: ignore[attr-defined]
-# A result refers to it by the name of the original, which the user's process has.
+# A result refers to the replacement by the name of the original, which the user's process has.
 _update_wrapper.__module__, _update_wrapper.__qualname__ = _wrap.__module__, _wrap.__qualname__
 
 
@@ -342,8 +341,8 @@ def guard_sympy() -> None:
 def _printing(printed: Callable[..., Any]) -> Callable[..., Any]:
     def checked(self: Any, expr: Any, **options: Any) -> Any:
         name = _print_method(self)
-        own = name and re.match("_[a-z]", name) and _owned(expr)
-        if name not in (None, *_PRINT_METHODS) and not own and hasattr(expr, str(name)):
+        is_users_own = name and re.match("_[a-z]", name) and _owned(expr)
+        if name not in (None, *_PRINT_METHODS) and not is_users_own and hasattr(expr, str(name)):
             raise AttributeError(
                 f"the printmethod {name!r} of a printer is not available on this server for objects of "
                 "classes that your own code does not define"
@@ -355,12 +354,12 @@ def _printing(printed: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _print_method(printer: Any) -> str | None:
-    """Return a printer's name of the method by which objects print; a user's class may define it."""
+    """Return the name of the method by which a printer prints objects; a user's class may define it."""
     classes = inheritance.bases(type(printer))
-    found = inheritance.definer(classes, "printmethod")
-    own = object.__getattribute__(printer, "__dict__")
-    name = own.get(
-        "printmethod", None if found is None else inheritance.content(found)["printmethod"]
+    origin = inheritance.definer(classes, "printmethod")
+    attributes = object.__getattribute__(printer, "__dict__")
+    name = attributes.get(
+        "printmethod", None if origin is None else inheritance.content(origin)["printmethod"]
     )
     computed = inheritance.definer(classes, "__getattribute__") is not object
     if computed or not (name is None or type(name) is str):
@@ -384,16 +383,16 @@ def _check_generated(text: str) -> ast.Module:
         if isinstance(node, ast.Constant):
             allowed = isinstance(node.value, int | float | complex | None)
         elif isinstance(node, ast.Attribute):
-            of_builtins = isinstance(node.value, ast.Name) and node.value.id == "builtins"
-            allowed = node.attr in _ARITHMETIC if of_builtins else not node.attr.startswith("_")
+            is_builtin = isinstance(node.value, ast.Name) and node.value.id == "builtins"
+            allowed = node.attr in _ARITHMETIC if is_builtin else not node.attr.startswith("_")
         elif isinstance(node, ast.Name):
             allowed = not node.id.startswith("__")
         elif isinstance(node, ast.Call):
             allowed = not isinstance(node.func, ast.Name) or node.func.id not in _DENIED_NAMES
         if not allowed:
             raise SyntaxError(
-                "on this server, the names in an expression of sympy must be identifiers, and what it "
-                "computes must be numbers"
+                "on this server, the names in an expression of sympy must be identifiers, and its results "
+                "must be numbers"
             )
     return tree
 
@@ -410,11 +409,16 @@ def _execute_generated(code: str | CodeType, names: Variables, own: Any = None) 
         tree = ast.parse(code)
         lines = tree.body
         imported = [
-            *(each.module for each in lines if isinstance(each, ast.ImportFrom)),
-            *(name.name for each in lines if isinstance(each, ast.Import) for name in each.names),
+            *(statement.module for statement in lines if isinstance(statement, ast.ImportFrom)),
+            *(
+                name.name
+                for statement in lines
+                if isinstance(statement, ast.Import)
+                for name in statement.names
+            ),
         ]
         roots = {str(name).partition(".")[0] for name in imported}
-        is_import = all(isinstance(each, ast.Import | ast.ImportFrom) for each in lines)
+        is_import = all(isinstance(statement, ast.Import | ast.ImportFrom) for statement in lines)
         if is_import and roots <= _COMPUTING:
             exec(code, names, own)  # noqa: S102 - nothing but imports of libraries that compute
             return

@@ -154,9 +154,9 @@ class Modules:
         """Return the wrapper of a whitelisted module, a user's module, or else a placeholder."""
         if name in ("builtins", "__builtins__") and self.builtins is not None:
             return self.builtins
-        known = self.users.get(name) or self._wrappers.get(name)
-        if known is not None:
-            return known
+        module = self.users.get(name) or self._wrappers.get(name)
+        if module is not None:
+            return module
         if name in safe_modules.NAMES:
             return self._stand_in(name)
         if not self._permits(name):
@@ -170,13 +170,15 @@ class Modules:
             return Placeholder(name, self.refusal(name))
 
     def _stand_in(self, name: str) -> ModuleType:
-        made = SyntheticModule(name, safe_modules.contents(name, self._console))
-        self._wrappers[name] = made
-        below = [each for each in safe_modules.NAMES if each.rpartition(".")[0] == name]
-        object.__getattribute__(made, "__dict__").update(
-            (each.rpartition(".")[2], self.get(each)) for each in below
+        stand_in = SyntheticModule(name, safe_modules.contents(name, self._console))
+        self._wrappers[name] = stand_in
+        submodules = [
+            submodule for submodule in safe_modules.NAMES if submodule.rpartition(".")[0] == name
+        ]
+        object.__getattribute__(stand_in, "__dict__").update(
+            (submodule.rpartition(".")[2], self.get(submodule)) for submodule in submodules
         )
-        return made
+        return stand_in
 
     def _permits(self, name: str) -> bool:
         """Return True if a block may import a module, provided that it is installed."""
@@ -185,22 +187,24 @@ class Modules:
     def refusal(self, name: str, attribute: str = "") -> str:
         """Return a sentence that explains why a block does not get a module, or an attribute of it."""
         root = name.partition(".")[0]
-        said = f"module {name!r} is not available on this server"
+        sentence = f"module {name!r} is not available on this server"
         entry = self._whitelist.modules.get(root)
         reason = entry and entry.reason(name)
         if reason:
-            return f"{said}: {reason}"
+            return f"{sentence}: {reason}"
         if not is_installed(root):
             if self._permits(name):
-                return f"{said}: its operator has not installed it (ndif's extra `science`)"
-            return f"{said}. {send_along(name, attribute)}; you can import: {self.available()}"
-        return f"{said}; you can import: {self.available()}"
+                return f"{sentence}: its operator has not installed it (ndif's extra `science`)"
+            return f"{sentence}. {send_along(name, attribute)}; you can import: {self.available()}"
+        return f"{sentence}; you can import: {self.available()}"
 
     def available(self) -> str:
         """Return the names of the installed top-level modules that a block may import, for an error."""
         names = {*self._whitelist.modules, *safe_modules.NAMES}
         roots = {name.partition(".")[0] for name in names}
-        return ", ".join(sorted(r for r in roots if not r.startswith("_") and is_installed(r)))
+        return ", ".join(
+            sorted(root for root in roots if not root.startswith("_") and is_installed(root))
+        )
 
     def make(self, name: str, variables: Variables) -> UserModule:
         """Make a module of the user's own; replaces `cloudpickle.dynamic_subimport`."""
@@ -232,9 +236,9 @@ class Modules:
         return self._wrap(module, name)
 
     def _wrap(self, module: ModuleType, name: str) -> ProtectedModule:
-        known = self._wrappers.get(name)
-        if known is not None and _BACKING[id(known)][1] is module:
-            return known
+        cached = self._wrappers.get(name)
+        if cached is not None and _BACKING[id(cached)][1] is module:
+            return cached
         root = name.partition(".")[0]
         guard = _GUARDED.get(root) or _GUARDED.get(name)
         if guard is not None:
@@ -321,8 +325,10 @@ class Modules:
             return True
         root = name.partition(".")[0]
         public = root.lstrip("_")
-        named = (self._whitelist.modules.get(each) for each in (root, public, "_" + public))
-        entry = next(filter(None, named), None)
+        entries = (
+            self._whitelist.modules.get(candidate) for candidate in (root, public, "_" + public)
+        )
+        entry = next(filter(None, entries), None)
         if entry is None:
             return False
         if entry.only is not None:

@@ -95,13 +95,13 @@ class ProtectedObjects:
     def _copied(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the copy of a weight, the same object each time, with the weight's gradient."""
         if id(weight) not in self._copies:
-            made = copy.deepcopy(weight) if weight.is_leaf else weight.clone()
-            self._copies[id(weight)] = (weight, made)
-        made = self._copies[id(weight)][1]
+            duplicate = copy.deepcopy(weight) if weight.is_leaf else weight.clone()
+            self._copies[id(weight)] = (weight, duplicate)
+        duplicate = self._copies[id(weight)][1]
         gradient = weight.grad if weight.is_leaf else None
-        if gradient is not None and made.grad is None and made.is_leaf:
-            made.grad = gradient.clone()
-        return made
+        if gradient is not None and duplicate.grad is None and duplicate.is_leaf:
+            duplicate.grad = gradient.clone()
+        return duplicate
 
     def _listing(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def listed(*arguments: Any, **options: Any) -> Any:
@@ -109,8 +109,8 @@ class ProtectedObjects:
             if isinstance(result, dict):
                 return type(result)((name, self._copied(weight)) for name, weight in result.items())
             return (
-                (each[0], self._copied(each[1])) if isinstance(each, tuple) else self._copied(each)
-                for each in result
+                (item[0], self._copied(item[1])) if isinstance(item, tuple) else self._copied(item)
+                for item in result
             )
 
         return listed

@@ -16,7 +16,7 @@ class _Unavailable:
 
     def __get__(self, value: Any, cls: type) -> NoReturn:
         raise AttributeError(
-            f"{cls.__name__}.{self._name} is not available on this server: the path is one of your "
+            f"{cls.__name__}.{self._name} is not available on this server: the path belongs to your "
             "machine. Read or write the file there, and use its content in the block"
         )
 
@@ -25,20 +25,20 @@ def _as_data(name: str, pure: type[PurePath]) -> Any:
     """Return a block's replacement of a class of paths that can be opened."""
 
     def reduce(self: PurePath) -> tuple[Callable[..., Any], tuple[str, ...]]:
-        # The user's process gets back a path like the one that it sent.
+        # The user's process gets back a path of the class that it sent.
         return getattr(pathlib, name), self.parts
 
     def itself(self: PurePath, *_: object) -> PurePath:
         return self
 
     unavailable = {
-        each: _Unavailable(each)
-        for each in dir(pathlib.Path)
-        if not each.startswith("_") and not hasattr(PurePath, each)
+        attribute: _Unavailable(attribute)
+        for attribute in dir(pathlib.Path)
+        if not attribute.startswith("_") and not hasattr(PurePath, attribute)
     }
     # A copy made by `__reduce__` would be a path that can be opened.
-    own = {"__reduce__": reduce, "__copy__": itself, "__deepcopy__": itself}
-    return type(name, (pure,), {"__module__": "pathlib", **unavailable, **own})
+    methods = {"__reduce__": reduce, "__copy__": itself, "__deepcopy__": itself}
+    return type(name, (pure,), {"__module__": "pathlib", **unavailable, **methods})
 
 
 _POSIX = _as_data("PosixPath", PurePosixPath)

@@ -22,35 +22,35 @@ _numbers = itertools.count()
 
 def needs_rewriting(node: ast.Match) -> bool:
     """Return True if a pattern reads an attribute, of the subject or in a dotted name."""
-    patterns = [each for case in node.cases for each in ast.walk(case.pattern)]
+    patterns = [part for case in node.cases for part in ast.walk(case.pattern)]
     return any(
-        isinstance(each, ast.Attribute)
-        or (isinstance(each, ast.MatchClass) and (each.patterns or each.kwd_patterns))
-        for each in patterns
+        isinstance(part, ast.Attribute)
+        or (isinstance(part, ast.MatchClass) and (part.patterns or part.kwd_patterns))
+        for part in patterns
     )
 
 
 def bound_names(pattern: ast.pattern) -> dict[str, ast.AST]:
-    """Return the names that a pattern binds, and where."""
+    """Return the names that a pattern binds, with the part of the pattern that binds each."""
     names = {
-        getattr(each, "name", None) or getattr(each, "rest", None): each
-        for each in ast.walk(pattern)
-        if isinstance(each, ast.MatchAs | ast.MatchStar | ast.MatchMapping)
+        getattr(part, "name", None) or getattr(part, "rest", None): part
+        for part in ast.walk(pattern)
+        if isinstance(part, ast.MatchAs | ast.MatchStar | ast.MatchMapping)
     }
-    return {name: each for name, each in names.items() if name is not None}
+    return {name: part for name, part in names.items() if name is not None}
 
 
 def _expressions(pattern: ast.pattern) -> list[ast.expr]:
     """Return the expressions that a pattern evaluates."""
-    found: list[ast.expr] = []
-    for each in ast.walk(pattern):
-        if isinstance(each, ast.MatchValue):
-            found.append(each.value)
-        elif isinstance(each, ast.MatchMapping):
-            found += each.keys
-        elif isinstance(each, ast.MatchClass):
-            found.append(each.cls)
-    return found
+    expressions: list[ast.expr] = []
+    for part in ast.walk(pattern):
+        if isinstance(part, ast.MatchValue):
+            expressions.append(part.value)
+        elif isinstance(part, ast.MatchMapping):
+            expressions += part.keys
+        elif isinstance(part, ast.MatchClass):
+            expressions.append(part.cls)
+    return expressions
 
 
 def rewrite_match(
@@ -59,15 +59,17 @@ def rewrite_match(
     constant: Callable[[ast.pattern], ast.Constant],
 ) -> list[ast.stmt]:
     """Return equivalent statements without a `match`."""
-    subject, found = (f"__nnsight_match_{next(_numbers)}_{what}" for what in ("subject", "found"))
-    first = ast.Assign([ast.Name(subject, ast.Store())], node.subject)
+    subject, captures = (
+        f"__nnsight_match_{next(_numbers)}_{role}" for role in ("subject", "found")
+    )
+    assignment = ast.Assign([ast.Name(subject, ast.Store())], node.subject)
     otherwise: list[ast.stmt] = []
     for case in reversed(node.cases):
-        binding = "".join(f"{name} := {found}[{name!r}], " for name in bound_names(case.pattern))
-        condition = f"({found} := ...) is not None and ({binding}True)"
+        binding = "".join(f"{name} := {captures}[{name!r}], " for name in bound_names(case.pattern))
+        condition = f"({captures} := ...) is not None and ({binding}True)"
         test = cast("Any", ast.parse(condition, mode="eval").body)
-        for each in ast.walk(test):
-            ast.copy_location(each, case.pattern)
+        for part in ast.walk(test):
+            ast.copy_location(part, case.pattern)
         test.values[0].left.value = guard(
             "matched",
             case.pattern,
@@ -78,7 +80,7 @@ def rewrite_match(
         if case.guard is not None:
             test.values.append(case.guard)
         otherwise = [ast.copy_location(ast.If(test, case.body, otherwise), case.pattern)]
-    return [ast.copy_location(first, node), *otherwise]
+    return [ast.copy_location(assignment, node), *otherwise]
 
 
 _SELF_MATCHING = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
@@ -93,7 +95,7 @@ def matched(
     """Match as Python does, with `read` for attributes; return the values of the names, or None."""
     by_id = dict(zip(map(id, _expressions(pattern)), values, strict=True))
     attempt = _Match(read, by_id, {})
-    return attempt.found if attempt.matches(subject, pattern) else None
+    return attempt.captures if attempt.matches(subject, pattern) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class _Match:
     read: _Read
     values: Mapping[int, Any]
     """Values of the pattern's expressions, by the expression's id."""
-    found: Variables
+    captures: Variables
     """Values of the pattern's names."""
 
     def matches(self, subject: Any, pattern: Any) -> bool:
@@ -110,14 +112,14 @@ class _Match:
                 if pattern.pattern is not None and not self.matches(subject, pattern.pattern):
                     return False
                 if pattern.name is not None:
-                    self.found[pattern.name] = subject
+                    self.captures[pattern.name] = subject
                 return True
             case ast.MatchValue():
                 return bool(subject == self.values[id(pattern.value)])
             case ast.MatchSingleton():
                 return subject is pattern.value
             case ast.MatchOr():
-                return any(self.matches(subject, each) for each in pattern.patterns)
+                return any(self.matches(subject, alternative) for alternative in pattern.patterns)
             case ast.MatchSequence():
                 return self._sequence(subject, pattern.patterns)
             case ast.MatchMapping():
@@ -127,15 +129,17 @@ class _Match:
     def _sequence(self, subject: Any, patterns: list[Any]) -> bool:
         if not isinstance(subject, Sequence) or isinstance(subject, str | bytes | bytearray):
             return False
-        stars = [index for index, each in enumerate(patterns) if isinstance(each, ast.MatchStar)]
-        more = len(subject) - len(patterns) + len(stars)
-        if more < 0 or (more and not stars):
+        stars = [
+            index for index, element in enumerate(patterns) if isinstance(element, ast.MatchStar)
+        ]
+        star_length = len(subject) - len(patterns) + len(stars)
+        if star_length < 0 or (star_length and not stars):
             return False
         items = list(subject)
         for star in stars:
             if patterns[star].name is not None:
-                self.found[patterns[star].name] = items[star : star + more]
-            items[star : star + more] = []
+                self.captures[patterns[star].name] = items[star : star + star_length]
+            items[star : star + star_length] = []
             patterns = [*patterns[:star], *patterns[star + 1 :]]
         return all(map(self.matches, items, patterns))
 
@@ -143,12 +147,12 @@ class _Match:
         if not isinstance(subject, Mapping):
             return False
         keys = [self.values[id(key)] for key in pattern.keys]
-        for key, each in zip(keys, pattern.patterns, strict=True):
+        for key, subpattern in zip(keys, pattern.patterns, strict=True):
             item = subject.get(key, _MISSING)
-            if item is _MISSING or not self.matches(item, each):
+            if item is _MISSING or not self.matches(item, subpattern):
                 return False
         if pattern.rest is not None:
-            self.found[pattern.rest] = {
+            self.captures[pattern.rest] = {
                 key: item for key, item in subject.items() if key not in keys
             }
         return True
@@ -161,7 +165,7 @@ class _Match:
             return False
         names, patterns = [*pattern.kwd_attrs], [*pattern.kwd_patterns]
         candidates = cls.__mro__[: 1 if "__match_args__" in vars(cls) else 2]
-        if positional and any(each in _SELF_MATCHING for each in candidates):
+        if positional and any(candidate in _SELF_MATCHING for candidate in candidates):
             if len(positional) > 1:
                 raise TypeError(f"{cls.__name__}() accepts 1 positional sub-pattern")
             if not self.matches(subject, positional[0]):
@@ -175,13 +179,13 @@ class _Match:
                 )
             names = [*ordered[: len(positional)], *names]
             patterns = [*positional, *patterns]
-        for name, each in zip(names, patterns, strict=True):
+        for name, subpattern in zip(names, patterns, strict=True):
             if not isinstance(name, str):
                 raise TypeError("__match_args__ elements must be strings")
             try:
                 value = self.read(subject, name)
             except AttributeError:
                 return False
-            if not self.matches(value, each):
+            if not self.matches(value, subpattern):
                 return False
         return True

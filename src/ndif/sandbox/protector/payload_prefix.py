@@ -1,8 +1,8 @@
 """A cache of the part of a payload that is the same in every request for a model.
 
 nnsight sends the tree of a model's wrappers with each request: 16,000 pickle opcodes for 30 layers, all but
-300 of them in one list or dictionary. While client and model are the same, its bytes are the same except
-for memo numbers: a block that sends one object more shifts them all.
+300 of them in one list or dictionary. While client and model are the same, the tree's bytes are the same
+except for memo numbers: a block that sends one object more shifts all numbers.
 
 The zygote checks that container once, in a request of its own (`unpickling.cache_prefix`). If a payload has
 the same bytes, the unpickler in C decodes them in a fifth of the time. An idle process decodes them ahead
@@ -100,11 +100,11 @@ class CachedPrefix:
         named: Mapping[tuple[str, str], Any],
     ) -> CachedPrefix:
         """Return the cache of the container at `span` of a payload that was decoded with `memo`."""
-        pieces, at = [], span.start
+        pieces, position = [], span.start
         for start, _ in span.gets:
-            pieces.append(payload[at:start])
-            at = start + 1 + _NUMBER_BYTES[payload[start : start + 1]]
-        pieces.append(payload[at : span.end])
+            pieces.append(payload[position:start])
+            position = start + 1 + _NUMBER_BYTES[payload[start : start + 1]]
+        pieces.append(payload[position : span.end])
         referenced = {number: memo[number] for number in span.references}
         earlier = b"".join(
             (_REFERENCE % number.to_bytes(4, "little") if number in referenced else pickle.NONE)
@@ -149,8 +149,8 @@ class CachedPrefix:
         least = most = 0
         for piece in self.pieces:
             if len(piece) >= _ANCHOR_BYTES:
-                at = payload.find(piece)
-                return range(max(at - most - _FRAME_BYTES, 0), at - least + 1)
+                position = payload.find(piece)
+                return range(max(position - most - _FRAME_BYTES, 0), position - least + 1)
             least += len(piece) + len(_get(0))
             most += len(piece) + len(_get(_LITTLE))
         return range(0)
@@ -170,8 +170,10 @@ class CachedPrefix:
             expected = self._with_numbers(earlier, len(memo) - self.memo_size)
         same = (
             content.startswith(expected)
-            and all(_same(memo.get(earlier[n]), each) for n, each in self.referenced.items())
-            and all(persistent.get(pid) is each for pid, each in self.persistent.items())
+            and all(
+                _same(memo.get(earlier[number]), value) for number, value in self.referenced.items()
+            )
+            and all(persistent.get(pid) is value for pid, value in self.persistent.items())
         )
         if not same:
             return None
@@ -182,17 +184,17 @@ class CachedPrefix:
 
     def _numbers_in(self, content: bytes) -> dict[int, int]:
         """Map memo numbers in `referenced` to numbers in `content`; incomplete for another container."""
-        at, earlier = 0, dict[int, int]()
+        position, earlier = 0, dict[int, int]()
         for piece, number in zip(self.pieces, self.numbers, strict=False):
-            at += len(piece)
-            width = _NUMBER_BYTES.get(content[at : at + 1])
+            position += len(piece)
+            width = _NUMBER_BYTES.get(content[position : position + 1])
             if len(earlier) == len(self.referenced) or width is None:
                 break
             if number in self.referenced:
                 earlier.setdefault(
-                    number, int.from_bytes(content[at + 1 : at + 1 + width], "little")
+                    number, int.from_bytes(content[position + 1 : position + 1 + width], "little")
                 )
-            at += 1 + width
+            position += 1 + width
         return earlier
 
     def _with_numbers(self, earlier: Mapping[int, int], shift: int) -> bytes:
@@ -217,13 +219,13 @@ class _Decoder(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         """Return an object of the server by name, or an object of the memo by number."""
-        known: Mapping[Any, Any]
-        known = self.prefix.referenced if isinstance(pid, int) else self.prefix.persistent
-        return known[pid]
+        objects: Mapping[Any, Any]
+        objects = self.prefix.referenced if isinstance(pid, int) else self.prefix.persistent
+        return objects[pid]
 
 
-def _same(given: Any, expected: Any) -> bool:
-    return given is expected or (type(given) is type(expected) is str and given == expected)
+def _same(actual: Any, expected: Any) -> bool:
+    return actual is expected or (type(actual) is type(expected) is str and actual == expected)
 
 
 def _get(number: int) -> bytes:
@@ -265,29 +267,31 @@ def without_frames(payload: bytes) -> bytes:
 def longest_container(payload: bytes) -> PrefixSpan | None:
     """Return the longest list or dictionary of a trusted payload without frames, or the bulk of it.
 
-    None if it is short. A container that calls functions does not count.
+    Return None if that container is short. A container that calls functions does not count.
     """
     marks: list[tuple[int, int, int]] = []
-    found: list[tuple[int, int, int, bytes]] = []
+    containers: list[tuple[int, int, int, bytes]] = []
     gets: list[tuple[int, int]] = []
     memo_size = calls = 0
     for opcode, argument, offset in pickletools.genops(payload):
-        at = offset or 0
+        position = offset or 0
         calls += opcode.name not in _OPCODES
         if opcode.name == "MEMOIZE":
             memo_size += 1
         elif opcode.name in ("BINGET", "LONG_BINGET"):
-            gets.append((at, argument or 0))
+            gets.append((position, argument or 0))
         elif opcode.name == "MARK":
-            marks.append((at, memo_size, calls))
+            marks.append((position, memo_size, calls))
         elif pickletools.markobject in opcode.stack_before:
             start, earlier, before = marks.pop()
             if calls == before and opcode.name in _EMPTY:
-                found.append((at + 1 - start, start, earlier, _EMPTY[opcode.name]))
-    longest = max((size for size, *_ in found), default=0)
+                containers.append((position + 1 - start, start, earlier, _EMPTY[opcode.name]))
+    longest = max((size for size, *_ in containers), default=0)
     if longest < _MIN_BYTES:
         return None
-    size, start, memo_size, empty = min(each for each in found if each[0] >= _SAME_PART * longest)
+    size, start, memo_size, empty = min(
+        container for container in containers if container[0] >= _SAME_PART * longest
+    )
     end = start + size
     within = tuple((at, number) for at, number in gets if start < at < end)
     return PrefixSpan(start, end, memo_size, empty, within)

@@ -20,11 +20,11 @@ class Placeholder(ModuleType):
     A placeholder holds texts only: it calls no function, and keeps no argument.
     """
 
-    def __init__(self, path: str, why: str, made: str = "") -> None:
-        """Stand for the object `path`; `why` is a sentence, `made` describes an instance, for an error."""
+    def __init__(self, path: str, why: str, prefix: str = "") -> None:
+        """Stand for the object `path`; errors use the sentence `why`, and `prefix` before an instance."""
         super().__init__(path)
         object.__setattr__(self, "_why", why)
-        object.__setattr__(self, "_made", made)
+        object.__setattr__(self, "_prefix", prefix)
         object.__setattr__(self, "_variable", None)
 
     def __getattribute__(self, name: str) -> Any:
@@ -48,7 +48,7 @@ class Placeholder(ModuleType):
 
     def __getitem__(self, *_: object) -> Placeholder:
         """Return the placeholder itself, because an annotation may name a generic class with parameters."""
-        if object.__getattribute__(self, "_made"):
+        if object.__getattribute__(self, "_prefix"):
             raise _error(self)
         return self
 
@@ -59,12 +59,12 @@ class Placeholder(ModuleType):
     __ror__ = __or__
 
     def __repr__(self) -> str:
-        made = object.__getattribute__(self, "_made")
-        return f"<{made}{ModuleType.__getattribute__(self, '__name__')} (not available)>"
+        prefix = object.__getattribute__(self, "_prefix")
+        return f"<{prefix}{ModuleType.__getattribute__(self, '__name__')} (not available)>"
 
     def __reduce__(self) -> Any:
         module, _, name = ModuleType.__getattribute__(self, "__name__").partition(":")
-        if object.__getattribute__(self, "_made"):
+        if object.__getattribute__(self, "_prefix"):
             raise _error(self)
         # The user's process unpickles the object that the placeholder stands for.
         if not name:
@@ -99,7 +99,7 @@ def of_global(module: str, name: str, why: str) -> Placeholder:
 
 def of_object(maker: Placeholder) -> Placeholder:
     """Return the placeholder of an object that an unavailable class or function would have made."""
-    if object.__getattribute__(maker, "_made"):
+    if object.__getattribute__(maker, "_prefix"):
         return maker
     path = ModuleType.__getattribute__(maker, "__name__")
     return Placeholder(path, object.__getattribute__(maker, "_why"), "an object of ")
@@ -115,13 +115,13 @@ def named(value: Any, variable: str) -> Any:
     """Return a copy of a placeholder that records its variable; return any other value unchanged."""
     if type(value) is not Placeholder:
         return value
-    found = Placeholder(
+    result = Placeholder(
         ModuleType.__getattribute__(value, "__name__"),
         object.__getattribute__(value, "_why"),
-        object.__getattribute__(value, "_made"),
+        object.__getattribute__(value, "_prefix"),
     )
-    object.__setattr__(found, "_variable", variable)
-    return found
+    object.__setattr__(result, "_variable", variable)
+    return result
 
 
 def check(values: Iterable[object]) -> None:
@@ -133,19 +133,19 @@ def check(values: Iterable[object]) -> None:
 
 def behind(error: ImportError) -> Placeholder | None:
     """Return the placeholder whose use raised an error; None if the error has another cause."""
-    found = vars(error).get("placeholder")
-    return found if type(found) is Placeholder else None
+    placeholder = vars(error).get("placeholder")
+    return placeholder if type(placeholder) is Placeholder else None
 
 
 def _message(value: Placeholder) -> str:
     why: str = object.__getattribute__(value, "_why")
     path = ModuleType.__getattribute__(value, "__name__").replace(":", ".")
     variable = object.__getattribute__(value, "_variable")
-    made: str = object.__getattribute__(value, "_made")
-    if made:
+    prefix: str = object.__getattribute__(value, "_prefix")
+    if prefix:
         subject = "it" if variable else "the request"
-        why = f"{subject} holds {made}{path}, and {why}"
-    if variable and (made or variable != path):
+        why = f"{subject} holds {prefix}{path}, and {why}"
+    if variable and (prefix or variable != path):
         return f"the variable {variable!r} cannot be used: {why}"
     return why
 

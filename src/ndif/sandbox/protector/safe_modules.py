@@ -110,10 +110,10 @@ class Logger:
             return
         text = str(message)
         if arguments:
-            only = arguments[0]
-            named = len(arguments) == 1 and isinstance(only, Mapping) and only
+            argument = arguments[0]
+            is_mapping = len(arguments) == 1 and isinstance(argument, Mapping) and argument
             try:
-                text %= only if named else arguments
+                text %= argument if is_mapping else arguments
             except (TypeError, ValueError, KeyError):
                 # Like the library, log the message despite a wrong format.
                 text = " ".join(map(str, (text, *arguments)))
@@ -200,8 +200,8 @@ class Bar:
     def __iter__(self) -> Iterator[Any]:
         try:
             # A tensor of several items has no truth value.
-            for each in () if self.iterable is None else self.iterable:
-                yield each
+            for item in () if self.iterable is None else self.iterable:
+                yield item
                 self.update()
         finally:
             self.close()
@@ -293,8 +293,8 @@ def _logging(console: Console) -> dict[str, Any]:
         for name in _FILES:
             if options.get(name) is not None:
                 raise AttributeError(
-                    f"logging.basicConfig({name}=…) is not available on this server: what a block "
-                    "logs goes to its LOG"
+                    f"logging.basicConfig({name}=…) is not available on this server: a block's "
+                    "logging goes to its LOG"
                 )
         if options.get("level") is not None:
             console.set_level("", options["level"])
@@ -303,10 +303,10 @@ def _logging(console: Console) -> dict[str, Any]:
         return LEVELS.get(level, level) if isinstance(level, str) else _NAMES.get(level, level)
 
     root = get_logger()
-    written = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
+    methods = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
     return {
         **LEVELS,
-        **{name: getattr(root, name) for name in written},
+        **{name: getattr(root, name) for name in methods},
         "getLogger": get_logger,
         "basicConfig": configure,
         "getLevelName": level_name,
@@ -321,8 +321,8 @@ def _logging(console: Console) -> dict[str, Any]:
 
 def _tqdm(console: Console) -> dict[str, Any]:
     def bars(*arguments: int, **options: Any) -> Bar:
-        made: Bar = console.bar(range(*arguments), **options)
-        return made
+        bar: Bar = console.bar(range(*arguments), **options)
+        return bar
 
     return {
         **dict.fromkeys(("tqdm", "tqdm_asyncio", "tqdm_notebook"), console.bar),
@@ -345,8 +345,8 @@ NAMES = frozenset(_CONTENTS)
 
 def contents(name: str, console: Console) -> dict[str, Any]:
     """Return the attributes of a stand-in, named so that a result refers to the user's originals."""
-    made = _CONTENTS[name](console)
-    for key, value in made.items():
+    attributes = _CONTENTS[name](console)
+    for key, value in attributes.items():
         if isinstance(value, FunctionType) and value.__module__ == __name__:
             value.__module__, value.__qualname__ = name, key
-    return made
+    return attributes

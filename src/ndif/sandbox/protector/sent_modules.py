@@ -41,32 +41,32 @@ class SentModules:
         Raises:
             ForbiddenError: If a request cannot hold instances of the class.
         """
-        for each in bases(cls):
-            layer = f"{home(each)}.".startswith(_LAYERS)
-            if issubclass(each, torch.nn.Module) and not (layer or self._owns(each)):
+        for base in bases(cls):
+            layer = f"{home(base)}.".startswith(_LAYERS)
+            if issubclass(base, torch.nn.Module) and not (layer or self._owns(base)):
                 raise ForbiddenError(
-                    f"a module of the class {full_name(each)} cannot be sent to this server. A request "
+                    f"a module of the class {full_name(base)} cannot be sent to this server. A request "
                     "may hold modules of torch.nn, and of classes that your own code derives from them; "
                     "the model's own modules can be used where they are"
                 )
         # A user's `__new__` could return an existing module.
-        made = object.__new__(cls)
-        self._unfilled[id(made)] = made
-        return made
+        module = object.__new__(cls)
+        self._unfilled[id(module)] = module
+        return module
 
     def fill(self, module: torch.nn.Module, state: Any) -> None:
         """Set the state of a module that `make` returned.
 
         Raises:
-            ForbiddenError: If the module is another one, has a state, or `state` is malformed.
+            ForbiddenError: If `make` did not return the module, it has a state, or `state` is malformed.
         """
         if self._unfilled.pop(id(module), None) is not module:
             raise ForbiddenError(
                 f"a request cannot change an object of the class {type(module).__name__}"
             )
         origin = definer(bases(type(module)), "__setstate__")
-        of_user = origin is not None and self._owns(origin)
-        if not of_user and (
+        is_users_own = origin is not None and self._owns(origin)
+        if not is_users_own and (
             type(state) is not dict or any(type(name) is not str for name in state)
         ):
             raise ForbiddenError(

@@ -83,7 +83,7 @@ class Transformer(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         self.generic_visit(node)
-        if isinstance(node.ctx, ast.Load) and not _plain_index(node.slice):
+        if isinstance(node.ctx, ast.Load) and not _is_plain_index(node.slice):
             return self.guard("item", node, node.value, node.slice)
         return node
 
@@ -160,21 +160,21 @@ class Transformer(ast.NodeTransformer):
         if self._has_string_annotations:
             self._check_string_annotation(node)
             return node
-        for each in ast.walk(node):
-            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+        for part in ast.walk(node):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
                 try:
-                    parsed = ast.parse(each.value.strip(), mode="eval")
+                    parsed = ast.parse(part.value.strip(), mode="eval")
                 except SyntaxError:
                     continue
                 self._check_string_annotation(parsed.body, node)
         return cast("ast.expr", self.visit(node))
 
     def _check_string_annotation(self, node: ast.expr, at: ast.AST | None = None) -> None:
-        for each in ast.walk(node):
-            is_private = isinstance(each, ast.Attribute) and private(each.attr)
-            if is_private or not isinstance(each, _IN_ANNOTATIONS):
+        for part in ast.walk(node):
+            is_private = isinstance(part, ast.Attribute) and private(part.attr)
+            if is_private or not isinstance(part, _IN_ANNOTATIONS):
                 raise self.refuse(
-                    at or each,
+                    at or part,
                     "an annotation that is not evaluated must name a type, without calls or private "
                     "attributes",
                 )
@@ -188,8 +188,8 @@ class Transformer(ast.NodeTransformer):
 
     def visit_Match(self, node: ast.Match) -> ast.AST | list[ast.stmt]:
         for case in node.cases:
-            for name, at in bound_names(case.pattern).items():
-                self._check_name(name, at)
+            for name, part in bound_names(case.pattern).items():
+                self._check_name(name, part)
         if not needs_rewriting(node):
             return self.generic_visit(node)
         return [
@@ -197,7 +197,7 @@ class Transformer(ast.NodeTransformer):
         ]
 
 
-def _plain_index(index: ast.expr) -> bool:
+def _is_plain_index(index: ast.expr) -> bool:
     """Return True if an index is written as numbers and slices, which cannot name an attribute."""
     if isinstance(index, ast.Constant):
         return not isinstance(index.value, str)
@@ -209,10 +209,10 @@ def _plain_index(index: ast.expr) -> bool:
 def _copied(part: Any) -> Any:
     """Return a copy of a syntax tree; `copy.deepcopy` takes longer than the rest of the compilation."""
     if isinstance(part, ast.AST):
-        made = type(part).__new__(type(part))
-        vars(made).update((name, _copied(each)) for name, each in vars(part).items())
-        return made
-    return [_copied(each) for each in part] if type(part) is list else part
+        clone = type(part).__new__(type(part))
+        vars(clone).update((name, _copied(value)) for name, value in vars(part).items())
+        return clone
+    return [_copied(item) for item in part] if type(part) is list else part
 
 
 def compile_guarded(
@@ -243,27 +243,27 @@ def compile_plain(
     places = _places(wanted, within)
     if places is None:
         return None
-    found: CodeType = compile(cast("Any", source), filename, mode, dont_inherit=True)
+    plain: CodeType = compile(cast("Any", source), filename, mode, dont_inherit=True)
     for place in places:
-        found = nested(found)[place]
-    same = (found.co_name, found.co_freevars) == (wanted.co_name, wanted.co_freevars)
-    return found if same else None
+        plain = nested(plain)[place]
+    same = (plain.co_name, plain.co_freevars) == (wanted.co_name, wanted.co_freevars)
+    return plain if same else None
 
 
 def _places(wanted: CodeType, within: CodeType) -> list[int] | None:
     """Return the indices in `nested` that lead from `within` to `wanted`, outermost first, or None."""
-    for place, each in enumerate(nested(within)):
-        if each is wanted:
+    for place, inner in enumerate(nested(within)):
+        if inner is wanted:
             return [place]
-        below = _places(wanted, each)
-        if below is not None:
-            return [place, *below]
+        inner_places = _places(wanted, inner)
+        if inner_places is not None:
+            return [place, *inner_places]
     return None
 
 
 def nested(code: CodeType) -> list[CodeType]:
     """Return the code of the functions and classes within code."""
-    return [each for each in code.co_consts if isinstance(each, CodeType)]
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def _with_constants(code: CodeType, values: Mapping[str, Any]) -> CodeType:

@@ -113,7 +113,7 @@ class GlobalResolver:
             return IgnoredObject
         if module.startswith(_CLIENT_SIDE):
             return _unavailable(module, name)
-        if self._listed(module, name):
+        if self._is_listed(module, name):
             try:
                 return self._load(module, name)
             except (ModuleNotFoundError, AttributeError):
@@ -123,41 +123,41 @@ class GlobalResolver:
         if module.partition(".")[0] == "nnsight":
             return _unavailable(module, name)
         refusals = []
-        for exporter in filter(self._has, _exporters(module)):
+        for exporter in filter(self._may_export, _exporters(module)):
             try:
-                return self._walk(self.modules.get(exporter), name)
+                return self._read_path(self.modules.get(exporter), name)
             except (AttributeError, ImportError) as error:
                 refusals.append(str(error))
         why = self._refusal(module, name, refusals)
         return placeholders.of_global(module, name, why)
 
-    def _has(self, module: str) -> bool:
-        known = module in safe_modules.NAMES or module in self.modules.users
-        return known or self.whitelist.find(module) is not None
+    def _may_export(self, module: str) -> bool:
+        is_known = module in safe_modules.NAMES or module in self.modules.users
+        return is_known or self.whitelist.find(module) is not None
 
     def _refusal(self, module: str, name: str, refusals: Sequence[str] = ()) -> str:
         """Return a sentence that explains why a block does not get a global.
 
         `refusals` are the errors of the modules that might have exported it.
         """
-        said = f"{module}.{name} is not available on this server"
+        sentence = f"{module}.{name} is not available on this server"
         root = module.partition(".")[0]
         if module in ("__main__", "__mp_main__"):
             return (
-                f"{said}: your nnsight sent its name alone, as for a function with functools.cache; "
+                f"{sentence}: your nnsight sent its name alone, as for a function with functools.cache; "
                 "call the function without it"
             )
         if not is_installed(root):
             return self.modules.refusal(module, name)
         entry = self.whitelist.modules.get(root)
         if entry is None:
-            return f"{said}; you can import: {self.modules.available()}"
+            return f"{sentence}; you can import: {self.modules.available()}"
         reason = entry.reason(f"{module}.{name}")
         if reason is not None:
-            return f"{said}: {reason}"
+            return f"{sentence}: {reason}"
         if any(part.startswith("_") for part in name.split(".")):
-            return f"{said}: it is private"
-        return next((each for each in refusals if "not available" in each), said)
+            return f"{sentence}: it is private"
+        return next((refusal for refusal in refusals if "not available" in refusal), sentence)
 
     def is_request_independent(self, module: str, name: str) -> bool:
         """Return True if a global resolves to the same object in every request."""
@@ -170,33 +170,33 @@ class GlobalResolver:
             "arrays, modules of torch.nn, and functions and classes that your own code defines"
         )
 
-    def _listed(self, module: str, name: str) -> bool:
+    def _is_listed(self, module: str, name: str) -> bool:
         if name in self.whitelist.deserialization.get(module, ()):
             return True
-        above = itertools.accumulate(module.split("."), "{}.{}".format)
-        return any("*" in self.whitelist.deserialization.get(each, ()) for each in above)
+        packages = itertools.accumulate(module.split("."), "{}.{}".format)
+        return any("*" in self.whitelist.deserialization.get(package, ()) for package in packages)
 
     def _load(self, module: str, name: str) -> Any:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
         root = module.partition(".")[0]
         if name in self.whitelist.deserialization.get(module, ()):
-            return found
-        if isinstance(found, type):
+            return value
+        if isinstance(value, type):
             if root == "nnsight":
-                return found
-            known = {each.__name__ for each in bases(found) if home(each).startswith(root)}
-            if known.intersection(_TRANSFORMERS) or _is_plain_class_of_a_model(found):
-                return found
+                return value
+            names = {base.__name__ for base in bases(value) if home(base).startswith(root)}
+            if names.intersection(_TRANSFORMERS) or _is_plain_class_of_a_model(value):
+                return value
             # A model's wrapper names the classes that loaded it.
             return _unavailable(module, name)
-        is_function = root == "nnsight" and isinstance(found, FunctionType)
-        if is_function and found.__name__ in _TRACEABLE_METHODS:
-            return found
+        is_function = root == "nnsight" and isinstance(value, FunctionType)
+        if is_function and value.__name__ in _TRACEABLE_METHODS:
+            return value
         return _unavailable(module, name)
 
-    def _walk(self, module: ModuleType, name: str) -> Any:
+    def _read_path(self, module: ModuleType, name: str) -> Any:
         return functools.reduce(self.guards.read, name.split("."), module)
 
 
@@ -218,8 +218,8 @@ def _is_plain_class_of_a_model(cls: type) -> bool:
 def _exporters(module: str) -> Iterator[str]:
     """Yield the modules that may export a module's definitions, itself first: "_heapq", "heapq"."""
     names = [module, *([module.lstrip("_")] if module.startswith("_") else [])]
-    for each in names:
-        parts = each.split(".")
+    for name in names:
+        parts = name.split(".")
         yield from (".".join(parts[:length]) for length in range(len(parts), 0, -1))
 
 
@@ -232,7 +232,6 @@ _SHORT_BINUNICODE, _MARK = pickle.SHORT_BINUNICODE[0], pickle.MARK[0]
 
 
 def _unavailable(module: str, name: str) -> Placeholder:
-    """Return the placeholder of a global that a payload may name and no block may use."""
     return placeholders.of_global(module, name, f"{module}.{name} is not available on this server")
 
 
@@ -263,8 +262,8 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
     def load(self) -> Any:
         """Decode the payload; see `pickle.Unpickler`.
 
-        A payload names every module of the model: 16,000 opcodes for 30 layers. The loop handles five of
-        six itself, because a function call for each, as for the others, would take twice as long.
+        A payload names every module of the model: 16,000 opcodes for 30 layers. The loop itself handles
+        five of six opcodes, because a function call for each of them would take twice as long.
         """
         file, dispatch, memo = self._file, self.dispatch, self.memo
         content, position = file.getvalue(), 0
@@ -291,9 +290,9 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
                     stack.append(str(content[position + 1 : end], "utf-8", "surrogatepass"))
                     position = end
                 elif key == _MARK:
-                    behind = position - 1 in prefix and self._take_prefix(content, position - 1)
-                    if behind:
-                        position, memo = behind, self.memo
+                    prefix_end = position - 1 in prefix and self._take_prefix(content, position - 1)
+                    if prefix_end:
+                        position, memo = prefix_end, self.memo
                     else:
                         self.metastack.append(stack)
                         self.stack = stack = []
@@ -378,20 +377,23 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         if isinstance(state, tuple) and len(state) == 2:
             state, slots = state
         if state:
-            own = value.__dict__
-            for key, each in state.items():
-                own[key] = each
-        for key, each in (slots or {}).items():
+            attributes = value.__dict__
+            for key, item in state.items():
+                attributes[key] = item
+        for key, item in (slots or {}).items():
             if not isinstance(key, str) or (key.startswith("__") and key.endswith("__")):
                 raise ForbiddenError(f"a request cannot set the attribute {key!r} of an object")
-            setattr(value, key, each)
+            setattr(value, key, item)
 
     def _load_reduce(self) -> None:
         function = self.stack[-2]
-        makes = isinstance(function, type) and not issubclass(function, enum.Enum)
-        of_libraries = makes and home(function).partition(".")[0] in ("nnsight", "transformers")
+        is_constructor = isinstance(function, type) and not issubclass(function, enum.Enum)
+        is_of_libraries = is_constructor and home(function).partition(".")[0] in (
+            "nnsight",
+            "transformers",
+        )
         # Such a call runs a constructor, and a model's constructor loads the model.
-        if of_libraries and _OUTPUT not in map(full_name, bases(function)):
+        if is_of_libraries and _OUTPUT not in map(full_name, bases(function)):
             raise self._resolver.forbidden(function.__module__, f"{function.__qualname__}(...)")
         if type(function) is Placeholder:
             self.stack.pop()
@@ -487,7 +489,7 @@ def cache_prefix(
     recorder.load()
     if not recorder.is_reusable:
         return None
-    prefix = CachedPrefix.of(payload, span, recorder.memo, recorder.found, recorder.globals)
+    prefix = CachedPrefix.of(payload, span, recorder.memo, recorder.used_objects, recorder.globals)
     try:
         prefix.decode_ahead()
     except Exception:  # not decodable on its own: it is decoded in each payload
@@ -502,7 +504,7 @@ class _PrefixRecorder(SafeUnpickler):
     def __init__(self, span: PrefixSpan, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._span = span
-        self.found: dict[str, Any] = {}
+        self.used_objects: dict[str, Any] = {}
         """Persistent objects that the container refers to."""
         self.globals: dict[tuple[str, str], Any] = {}
         """Globals that the container names."""
@@ -512,35 +514,35 @@ class _PrefixRecorder(SafeUnpickler):
     def persistent_load(self, pid: Any) -> Any:
         value = super().persistent_load(pid)
         if self._span.contains(self._file.tell()):
-            self.found[pid] = value
+            self.used_objects[pid] = value
         return value
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
+        value = super().find_class(module, name)
         if self._span.contains(self._file.tell()):
-            self.globals[module, name] = found
+            self.globals[module, name] = value
             if not self._resolver.is_request_independent(module, name):
                 self.is_reusable = False
-        return found
+        return value
 
     def _load_new_object(self) -> None:
         cls = self.stack[-2]
         # `SafeUnpickler` makes objects of both kinds in its own way, unlike the decoder in C.
         if not isinstance(cls, type) or issubclass(cls, torch.nn.Module):
-            self._note_own_way()
+            self._mark_unreusable()
         super()._load_new_object()
 
     def _load_build(self) -> None:
         if isinstance(self.stack[-2], Placeholder | torch.nn.Module):
-            self._note_own_way()
+            self._mark_unreusable()
         super()._load_build()
 
     def _growable(self, kinds: tuple[type, ...] = _CONTAINERS) -> Any:
         if type(self.stack[-1]) is Placeholder:
-            self._note_own_way()
+            self._mark_unreusable()
         return super()._growable(kinds)
 
-    def _note_own_way(self) -> None:
+    def _mark_unreusable(self) -> None:
         if self._span.contains(self._file.tell()):
             self.is_reusable = False
 
@@ -615,17 +617,17 @@ def bound(function: Any, owner: Any) -> MethodType:
 
 def rebuild_from_type(function: Any, kind: type, arguments: Any, state: Any) -> torch.Tensor:
     """Replace `torch._tensor._rebuild_from_type_v2`: make a tensor of a subclass, or with attributes."""
-    made: torch.Tensor = function(*arguments)
-    if not isinstance(made, torch.Tensor) or not issubclass(kind, torch.Tensor):
+    tensor: torch.Tensor = function(*arguments)
+    if not isinstance(tensor, torch.Tensor) or not issubclass(kind, torch.Tensor):
         raise ForbiddenError("torch._tensor._rebuild_from_type_v2 makes a tensor")
-    if type(made) is not kind:
-        made = made.as_subclass(kind)
+    if type(tensor) is not kind:
+        tensor = tensor.as_subclass(kind)
     if isinstance(state, tuple):
         state = state[0]
     for name, value in (state or {}).items():
         if not name.startswith("__"):
-            made.__dict__[name] = value
-    return made
+            tensor.__dict__[name] = value
+    return tensor
 
 
 def clone_context(context: Any) -> Any:

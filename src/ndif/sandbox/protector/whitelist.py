@@ -47,9 +47,9 @@ class WhitelistedModule:
         """Return why `path`, a dotted name that starts with the module's, is denied; None if it is not."""
         parts = path.removeprefix(self.name).removeprefix(".").split(".")
         for length, part in enumerate(parts, 1):
-            found = self.denied.get(".".join(parts[:length])) or _DENIED_SUBMODULES.get(part)
-            if found is not None:
-                return found
+            reason = self.denied.get(".".join(parts[:length])) or _DENIED_SUBMODULES.get(part)
+            if reason is not None:
+                return reason
         return None
 
 
@@ -80,8 +80,8 @@ class Whitelist:
         """Return the denied attributes of a class's instances, with the reasons."""
         return {
             name: reason
-            for each in bases(cls)
-            for name, reason in self.objects.get(full_name(each), {}).items()
+            for base in bases(cls)
+            for name, reason in self.objects.get(full_name(base), {}).items()
         }
 
     @classmethod
