@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=RequestRun)
 
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
-"""Yields the bytes of each GPU for a replica's tensors, reserved while it loads; None: as it was given."""
+"""Yields the bytes of each GPU for a replica's tensors, reserved while it loads; None: as in its spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +193,9 @@ class LocalModelActor:
         try:
             key = await publish(Path(folder), self.process.spec.revision, self._published)
         except (ObjectStoreError, OSError) as error:
-            logger.warning("clients cannot have the files of %s from here: %s", folder, error)
+            logger.warning("the files of %s cannot be shared with clients: %s", folder, error)
         except Exception:
-            logger.exception("clients cannot have the files of %s from here", folder)
+            logger.exception("the files of %s cannot be shared with clients", folder)
         else:
             self.process.model = replace(model, files=key)
 
@@ -209,7 +209,7 @@ class LocalModelActor:
                 await self.process.cache(self._start_timeout_s)
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        # Otherwise the weights have not moved, and GPUs that it is given are only declared, not present.
+        # Otherwise the weights have not moved, and the given GPUs are only declared, not present.
         if self.process.exposes_weights:
             if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
                 raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")

@@ -38,7 +38,7 @@ Fork = Callable[[], Awaitable[RunnerHandle]]
 
 
 def scope_of(settings: Settings) -> Literal["request", "user"]:
-    """Return the scope of an untrusted runner; dev mode has no keys and thus no users to tell apart."""
+    """Return the scope of an untrusted runner; dev mode has no keys and thus no users to distinguish."""
     return "request" if settings.dev_mode else settings.runner_scope
 
 
@@ -230,11 +230,11 @@ class _UserRunner:
 class PerUserRunners:
     """A pool that serves consecutive requests of one API key with the same confined runner.
 
-    Owns the runners of the last `most` keys, fewer if memory is short. Each runs a request, resets
-    itself, and is paused if the key's next request does not come soon. Takes runners from `FreshRunners`
-    and hands each back to be ended: if another key needs its place and it is the least recently used,
-    after `idle_s`, after `max_requests`, after a failed reset, and after each request without a key or an
-    answer. A runner that has served one key never serves another.
+    Owns the runners of the last `most` keys, fewer if memory is short. Each runs a request, resets itself,
+    and is paused if the key's next request does not come soon. Takes runners from `FreshRunners` and hands
+    each back to be ended. A runner ends after `idle_s`, after `max_requests`, after a failed reset, and
+    after a request without a key or an answer. The least recently used runner ends if another key needs its
+    place. A runner that has served one key never serves another.
     """
 
     def __init__(
@@ -283,7 +283,6 @@ class PerUserRunners:
         return user.runner
 
     def _admits_another(self, user: _UserRunner) -> bool:
-        """Return True if another request of a key may run on its runner."""
         return bool(user.key) and user.served < self._max_requests
 
     async def wait_until_reset(self) -> bool:
@@ -291,7 +290,7 @@ class PerUserRunners:
         return self._last is not None and await _was_reset(self._last)
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
-        user = next(each for each in self._users.values() if each.runner is runner)
+        user = next(candidate for candidate in self._users.values() if candidate.runner is runner)
         if not answered or not self._admits_another(user):
             self._end(user)
             return

@@ -57,7 +57,7 @@ class Runtime:
     """"0.8.1"."""
     interpreter: Path
     path: tuple[Path, ...]
-    """Folders that go in front on PYTHONPATH; none where nnsight is the one beside ndif."""
+    """Folders that go first on PYTHONPATH; none for the nnsight installed with ndif."""
 
 
 def generation_of(version: str) -> str | None:
@@ -102,14 +102,14 @@ class Runtimes:
     def installed(self) -> dict[str, Runtime]:
         """Return every runtime that is ready for use, by generation; the base runtime comes first."""
         base = _base()
-        found = {base.generation: base} if base else {}
+        runtimes = {base.generation: base} if base else {}
         for generation in SUPPORTED:
-            if generation not in found and (overlay := self._overlay(self.folder / generation)):
-                found[generation] = overlay
-        return found
+            if generation not in runtimes and (overlay := self._overlay(self.folder / generation)):
+                runtimes[generation] = overlay
+        return runtimes
 
     def add(self, generation: str, tell: Callable[[str], None]) -> Runtime:
-        """Install a generation, with the installer's output line by line to `tell`."""
+        """Install a generation; pass the installer's output line by line to `tell`."""
         if generation not in SUPPORTED:
             raise RuntimesError(
                 f"there is no runtime {generation!r}; ndif serves nnsight {', '.join(SUPPORTED)}"
@@ -120,7 +120,7 @@ class Runtimes:
                 f"`{install_command('pip')}` or `{sys.executable} -m ensurepip` first"
             )
         with self._changing() as unfinished:
-            self._refuse_second(generation)
+            self._raise_if_installed(generation)
             requirements = [SUPPORTED[generation], *_UNDECLARED.get(generation, ())]
 
             def install(installer: Installer) -> Path:
@@ -130,7 +130,7 @@ class Runtimes:
                 installer.install_into(overlay, wanted, tell)
                 if self._overlay(overlay) is None:
                     raise InstallError(
-                        f"{installer.name} installed {', '.join(wanted)}, which is not all there"
+                        f"{installer.name} installed {', '.join(wanted)}, which is incomplete"
                     )
                 return overlay
 
@@ -158,10 +158,10 @@ class Runtimes:
                 "only runtimes that were added can be removed"
             )
         with self._changing() as unfinished:
-            # The name goes first, so that a half-deleted runtime is never found.
+            # The folder is renamed first, so that a half-deleted runtime is never found.
             (self.folder / generation).rename(unfinished / generation)
 
-    def _refuse_second(self, generation: str) -> None:
+    def _raise_if_installed(self, generation: str) -> None:
         runtime = self.installed().get(generation)
         if runtime is None:
             return
@@ -185,8 +185,8 @@ class Runtimes:
                 raise RuntimesError(
                     f"another `ndif runtime` is changing {self.folder}; wait until it is done"
                 ) from error
-            for left in self.folder.glob(f"{_UNFINISHED}*"):
-                rmtree(left, ignore_errors=True)
+            for leftover in self.folder.glob(f"{_UNFINISHED}*"):
+                rmtree(leftover, ignore_errors=True)
             with TemporaryDirectory(
                 prefix=_UNFINISHED, dir=self.folder, ignore_cleanup_errors=True
             ) as scratch:
@@ -226,7 +226,7 @@ def _is_whole(distribution: metadata.Distribution) -> bool:
 
 
 def _fits(distribution: metadata.Distribution) -> bool:
-    """Return True if compiled parts are for this Python, which may have changed since."""
+    """Return True if compiled parts are for this Python, which may have changed since the installation."""
     lines = (distribution.read_text("WHEEL") or "").splitlines()
     tags = [line.removeprefix("Tag:").strip() for line in lines if line.startswith("Tag:")]
     ours = frozenset(sys_tags())

@@ -66,7 +66,7 @@ class Dispatcher:
         """End every request as an ERROR that no later process will run."""
         for processor in list(self.processors.values()):
             await processor.fail_waiting(reason, unless=self._broker.outlives)
-        held = [each for each in self.lifecycle.held if not self._broker.outlives(each)]
+        held = [request for request in self.lifecycle.held if not self._broker.outlives(request)]
         for request in held:
             self.lifecycle.cancel(request.id, reason)
         with contextlib.suppress(asyncio.TimeoutError):
@@ -126,7 +126,9 @@ class Dispatcher:
         held = [request.id for request in self.lifecycle.held if request.key == key]
         ended = 0
         for start in range(0, len(held), _AT_ONCE):
-            cancelling = (self.cancel(each, reason) for each in held[start : start + _AT_ONCE])
+            cancelling = (
+                self.cancel(request_id, reason) for request_id in held[start : start + _AT_ONCE]
+            )
             for outcome in await asyncio.gather(*cancelling, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     logger.error("a request of a key could not be ended", exc_info=outcome)
@@ -134,7 +136,7 @@ class Dispatcher:
                     ended += outcome
         return ended
 
-    def _reason_of(self, key: str) -> str | None:
+    def _cancel_reason(self, key: str) -> str | None:
         """Return the reason to end a request of an API key that comes now; None if there is none."""
         until, reason = self._cancelled_keys.get(key, (0.0, ""))
         if not reason or asyncio.get_running_loop().time() < until:
@@ -153,8 +155,8 @@ class Dispatcher:
         expire while a job runs, or waits, for long.
         """
         for processor in self.processors.values():
-            if (found := processor.update_of(request_id)) is not None:
-                return StoredResponse.of(*found)
+            if (waiting := processor.update_of(request_id)) is not None:
+                return StoredResponse.of(*waiting)
         job = None if is_stored else self.lifecycle.job(request_id)
         update = None if job is None else job.update()
         return None if job is None or update is None else StoredResponse.of(job.request, update)
@@ -164,11 +166,11 @@ class Dispatcher:
 
         Such a processor belongs to a model that no operator deployed, or to a further generation of one.
         """
-        there = {replica.placed.model_key for replica in self._controller.replicas()}
+        deployed = {replica.placed.model_key for replica in self._controller.replicas()}
         for variant, processor in list(self.processors.items()):
             model = processor.model
-            is_users = model.forgettable or not model.keeps(variant.generation)
-            if not is_users or not processor.idle or str(variant) in there:
+            is_user_requested = model.forgettable or not model.keeps(variant.generation)
+            if not is_user_requested or not processor.idle or str(variant) in deployed:
                 continue
             self._tasks.pop(variant).cancel()
             del self.processors[variant]
@@ -184,7 +186,9 @@ class Dispatcher:
         """Hold a request that the broker handed out, and put it into the queue of its model."""
         if (job := self.lifecycle.claim(request)) is None:
             return
-        reason = request.refusal or self._reason_of(request.key) or self.lifecycle.exhausted(job)
+        reason = (
+            request.refusal or self._cancel_reason(request.key) or self.lifecycle.exhausted(job)
+        )
         if not reason:
             await self.enqueue(job)
         else:

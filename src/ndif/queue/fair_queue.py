@@ -123,31 +123,31 @@ class FairQueue(Generic[T]):
         self._accounts: dict[str, _Account[T]] = {}
         self._many_accounts = _FEW_ACCOUNTS
         # A heap. A turn that its account has replaced stays in it until it comes to the top.
-        self._turns: list[_Turn[T]] = []
+        self._heap: list[_Turn[T]] = []
         self._ticks = 0
         self._virtual = 0.0
         self._overtaken = 0  # takes of others since the oldest entry became the oldest
 
     def add(self, entry: T) -> None:
         """Add an entry; its weight and its cost must be finite."""
-        self._refuse_twice(entry)
+        self._raise_if_present(entry)
         # A single NaN or infinite turn would disorder all turns.
         if not 0 < entry.weight < math.inf:
             raise ValueError(f"a weight must be more than 0 and finite, not {entry.weight}")
         if not 0 <= entry.cost < math.inf:
             raise ValueError(f"a cost must be at least 0 and finite, not {entry.cost}")
-        self._forget_the_idle()
+        self._forget_idle_accounts()
         account = self._accounts.setdefault(entry.user, _Account())
         if account.turn is None:
             account.start = max(account.start, self._virtual)
         urgent = bool(account.priority)
         self._waiting[entry.id] = account.entries_beside(entry)[entry.id] = entry
         if account.turn is None or urgent != bool(account.priority):
-            self._give_turn(account)
+            self._replace_turn(account)
 
     def give_back(self, entry: T) -> None:
         """Put a taken entry back at the very head, uncharged; several go in the order they arrived."""
-        self._refuse_twice(entry)
+        self._raise_if_present(entry)
         insort(self._returned, entry, key=lambda other: other.arrived)
 
     def take(self) -> T | None:
@@ -169,7 +169,7 @@ class FairQueue(Generic[T]):
         if self:
             raise ValueError("a queue in which entries wait cannot be reset")
         self._accounts.clear()
-        self._turns.clear()
+        self._heap.clear()
 
     def settle(self, entry: T, ran_s: float) -> None:
         """Charge the user of a taken entry for the seconds that the request ran instead of the estimate."""
@@ -178,7 +178,7 @@ class FairQueue(Generic[T]):
             return  # the queue was reset since
         account.start += _charge(entry, ran_s) - _charge(entry)
         if account.turn is not None:
-            self._give_turn(account)
+            self._replace_turn(account)
 
     def remove(self, entry_id: str) -> T | None:
         """Remove and return an entry, uncharged; None if it does not wait here."""
@@ -192,7 +192,7 @@ class FairQueue(Generic[T]):
         urgent = bool(account.priority)
         self._drop(entry)
         if urgent != bool(account.priority) or not (account.priority or account.ordinary):
-            self._give_turn(account)
+            self._replace_turn(account)
         return entry
 
     def remove_all(self, which: Callable[[T], bool]) -> list[T]:
@@ -229,11 +229,11 @@ class FairQueue(Generic[T]):
     def order(self) -> Iterator[T]:
         """Iterate over entries in the order of service, which is decided nowhere else."""
         yield from self._returned
-        while self._turns and self._turns[0] is not self._turns[0][2].turn:
-            heappop(self._turns)
-        turns, ticks, overtaken = self._turns.copy(), self._ticks, self._overtaken
+        while self._heap and self._heap[0] is not self._heap[0][2].turn:
+            heappop(self._heap)
+        turns, ticks, overtaken = self._heap.copy(), self._ticks, self._overtaken
         readers: dict[_Account[T], _Reader[T]] = {}
-        gone: set[str] = set()
+        yielded: set[str] = set()
         by_age = iter(self._waiting.values())
         oldest = next(by_age, None)
         while oldest is not None:
@@ -246,9 +246,9 @@ class FairQueue(Generic[T]):
             # An account with a turn has an entry that waits; the last `oldest` is for the type alone.
             entry = oldest if due else reader.priority or reader.ordinary or oldest
             yield entry
-            gone.add(entry.id)
+            yielded.add(entry.id)
             overtaken += 1
-            while oldest is not None and oldest.id in gone:
+            while oldest is not None and oldest.id in yielded:
                 oldest, overtaken = next(by_age, None), 0
             reader.pass_by(entry)
             reader.turn = None
@@ -261,17 +261,17 @@ class FairQueue(Generic[T]):
         """Return when a user's turn starts, with the head start of a `priority` entry."""
         return account.start - self.head_start_s if account.priority else account.start
 
-    def _give_turn(self, account: _Account[T]) -> None:
+    def _replace_turn(self, account: _Account[T]) -> None:
         """Replace the turn of an account by the one that follows from its entries."""
         account.turn = None
         if not account.priority and not account.ordinary:
             return
         self._ticks += 1
         account.turn = (self._effective(account), self._ticks, account)
-        heappush(self._turns, account.turn)
-        if len(self._turns) > 2 * len(self._accounts) + _FEW_ACCOUNTS:
-            self._turns = [turn for turn in self._turns if turn is turn[2].turn]
-            heapify(self._turns)
+        heappush(self._heap, account.turn)
+        if len(self._heap) > 2 * len(self._accounts) + _FEW_ACCOUNTS:
+            self._heap = [turn for turn in self._heap if turn is turn[2].turn]
+            heapify(self._heap)
 
     def _charge_and_drop(self, entry: T) -> None:
         account = self._accounts[entry.user]
@@ -283,18 +283,18 @@ class FairQueue(Generic[T]):
         self._overtaken += 1
         account.start += _charge(entry)
         self._drop(entry)
-        self._give_turn(account)
+        self._replace_turn(account)
 
     def _drop(self, entry: T) -> None:
         if entry.id == next(iter(self._waiting)):
             self._overtaken = 0
         del self._waiting[entry.id], self._accounts[entry.user].entries_beside(entry)[entry.id]
 
-    def _refuse_twice(self, entry: T) -> None:
+    def _raise_if_present(self, entry: T) -> None:
         if entry.id in self:
             raise ValueError(f"{entry.id!r} is in the queue already")
 
-    def _forget_the_idle(self) -> None:
+    def _forget_idle_accounts(self) -> None:
         """Drop accounts of users who owe nothing, each time the number of accounts has doubled."""
         if len(self._accounts) < self._many_accounts:
             return

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _log = logging.getLogger("ndif.requests")
 """One line for each request, when it has ended."""
 
-_LOOKS, _LOOK_S = 10, 0.5
+_CHECKS, _CHECK_S = 10, 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
@@ -169,10 +169,10 @@ class QueueLifecycle(Lifecycle):
 
     async def _reason_after_absence(self, job: Job) -> str | None:
         """Return the reason to end a job whose client is disconnected; None if it is back in time."""
-        for _ in range(_LOOKS):
+        for _ in range(_CHECKS):
             if not await self.disconnected([job.request]):
                 return job.cancelled
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
         logger.info("request %s: its client left", job.id)
         return job.cancelled or LEFT
 
@@ -196,7 +196,7 @@ class QueueLifecycle(Lifecycle):
                 return await self.broker.is_complete(job.request)
             except BrokerError as error:
                 logger.warning("request %s waits: %s", job.id, error)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
         return False
 
     def _reason_after_loss(self, job: Job, error: ReplicaLostError) -> str | None:

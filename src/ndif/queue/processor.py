@@ -46,13 +46,13 @@ logger = logging.getLogger(__name__)
 _NOT_PROVIDED = "The server failed while it set the model up; its log says why."
 _DEFECT = "The server failed while it ran this job; its log says why."
 _PROVISIONING = "A replica is being set up for your model."
-_COUNTING = 0.1
+_COUNT_SHARE = 0.1
 """Largest share of the time for counting the places of polled requests."""
-_TELLING = 0.1
+_UPDATE_SHARE = 0.1
 """Largest share of the time for reporting positions to live clients, other tasks meanwhile included."""
-_SELDOM_S = 60.0
+_MAX_PAUSE_S = 60.0
 """Longest pause between two such rounds: an unavailable broker can make a round long."""
-_TELL_AT_ONCE = 8
+_UPDATES_AT_ONCE = 8
 """Updates after which other tasks of the process get to run."""
 _BACK_OFF_S = 30.0
 """Seconds before a further replica is requested, after a replica failed to come while others serve."""
@@ -84,7 +84,7 @@ class QueuePolicy:
 
         Ten thousand clients take a second of one core, so they are updated less often and jobs go on.
         """
-        return max(self.update_interval_s, min(took_s / _TELLING, _SELDOM_S))
+        return max(self.update_interval_s, min(took_s / _UPDATE_SHARE, _MAX_PAUSE_S))
 
 
 @dataclass(slots=True)
@@ -294,9 +294,9 @@ class Processor:
         return await self._fail(self.queue.remove_all(lambda job: not unless(job.request)), reason)
 
     async def _fail(self, jobs: list[Job], reason: str) -> int:
-        for first in range(0, len(jobs), _TELL_AT_ONCE):
-            some = jobs[first : first + _TELL_AT_ONCE]
-            await asyncio.gather(*(self._lifecycle.fail(job, reason) for job in some))
+        for first in range(0, len(jobs), _UPDATES_AT_ONCE):
+            batch = jobs[first : first + _UPDATES_AT_ONCE]
+            await asyncio.gather(*(self._lifecycle.fail(job, reason) for job in batch))
         return len(jobs)
 
     # Updates to waiting clients
@@ -336,18 +336,20 @@ class Processor:
             self._work_ahead_s.append(work_ahead_s)
             work_ahead_s += self._run_times.expected(job.user)
         ended = time.monotonic()
-        self._count_again = ended + (ended - began) / _COUNTING
+        self._count_again = ended + (ended - began) / _COUNT_SHARE
 
     @property
     def _loading(self) -> str:
         """Return the state of a model that is loading, in words."""
         generation = self.variant.generation
         text = f"The model is being loaded for nnsight {generation}"
-        replicas = (self._controller.replica(self.variant, each.id) for each in self.replicas)
-        read = [each.progress for each in replicas if each is not None and each.progress]
-        if read:
-            done, total = max(read)
-            text += f": {format_size(done)} of {format_size(total)} are read"
+        replicas = (self._controller.replica(self.variant, worker.id) for worker in self.replicas)
+        progress = [
+            replica.progress for replica in replicas if replica is not None and replica.progress
+        ]
+        if progress:
+            loaded, total = max(progress)
+            text += f": {format_size(loaded)} of {format_size(total)} are read"
         load_s = self.model.load_s.get(generation)
         if load_s is not None:
             text += f" (the last time it took {format_duration(round(load_s, 1))})"
@@ -362,7 +364,7 @@ class Processor:
             for job, position in self.queue.positions() if self.queue else ():
                 await self._send_position(job, position, work_ahead_s)
                 work_ahead_s += self._run_times.expected(job.user)
-                if position % _TELL_AT_ONCE == 0:
+                if position % _UPDATES_AT_ONCE == 0:
                     await asyncio.sleep(0)
             took_s = time.monotonic() - began
 
@@ -424,8 +426,8 @@ class Processor:
     async def provision(self) -> None:
         """Request missing replicas; end waiting jobs with the reason if there will be none."""
         # Nothing is loaded for clients that have left, or for users who may not have a model loaded.
-        gone = await self._lifecycle.disconnected(job.request for job in self.queue)
-        for job in self.queue.remove_all(lambda job: job.id in gone):
+        disconnected = await self._lifecycle.disconnected(job.request for job in self.queue)
+        for job in self.queue.remove_all(lambda job: job.id in disconnected):
             self._await_client(job)
         # A model that an operator deployed was loaded when these requests were admitted.
         if self.model.on_demand and not self.model.dedicated:

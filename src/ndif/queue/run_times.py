@@ -80,8 +80,8 @@ class RunTimes:
         if self._runs:
             self._errors.add(ran_s / self.expected(user))
         self._runs.add(ran_s)
-        mine = self._users.setdefault(user, deque(maxlen=_USER_WINDOW))
-        mine.append(ran_s)
+        own = self._users.setdefault(user, deque(maxlen=_USER_WINDOW))
+        own.append(ran_s)
         self._users.move_to_end(user)
         if len(self._users) > _USERS:
             self._users.popitem(last=False)
@@ -90,10 +90,10 @@ class RunTimes:
         """Estimate the run time in seconds of a user's request; 1 before any was measured."""
         if not self._runs:
             return _UNMEASURED_S
-        everybody, _ = self._runs.winsorised(_OUTLIERS)
+        model_mean, _ = self._runs.winsorised(_OUTLIERS)
         # The user's own mean keeps outliers: others wait for them.
-        mine = self._users.get(user, ())
-        return (_PRIOR * everybody + math.fsum(mine)) / (_PRIOR + len(mine))
+        own = self._users.get(user, ())
+        return (_PRIOR * model_mean + math.fsum(own)) / (_PRIOR + len(own))
 
     def wait_s(
         self,
@@ -117,21 +117,21 @@ class RunTimes:
         if ahead and work_ahead_s is not None and self._errors:
             draws, unit_s = self._errors, work_ahead_s / ahead
         each_s = draws.winsorised(1 - 0.5 ** (1 / max(ahead, 1)))[0] * unit_s
-        usual, unlike = self._runs.winsorised(_OUTLIERS)
-        variation = min(unlike / usual, 1.0)
+        mean, deviation = self._runs.winsorised(_OUTLIERS)
+        variation = min(deviation / mean, 1.0)
         ages = [max(now - since, 0.0) for since in running_since]
         idle = [0.0] * (replicas - len(ages))
         early, ends, late = (
             sorted(idle + [self._runs.beyond(age, at) for age in ages]) for at in (0.1, 0.5, 0.9)
         )
         # 1 where the ends are certain, and near 0 where they may be at any time.
-        known = sum(early) / sum(late) if any(late) else 1.0
+        certainty = sum(early) / sum(late) if any(late) else 1.0
         count = len(ends)
         # Equal run times end in the order they began, each on its replica; memoryless ones end anywhere,
         # and the queue moves by one whenever any does.
-        first = known * ends[0] + (1 - known) * sum(ends) / count**2
-        alike = ends[ahead % count] - ends[0] + ahead // count * each_s
-        return first + (1 - variation) * alike + variation * ahead * each_s / count
+        first_s = certainty * ends[0] + (1 - certainty) * sum(ends) / count**2
+        equal_s = ends[ahead % count] - ends[0] + ahead // count * each_s
+        return first_s + (1 - variation) * equal_s + variation * ahead * each_s / count
 
 
 def describe_wait(seconds: float) -> str:

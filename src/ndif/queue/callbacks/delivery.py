@@ -72,7 +72,7 @@ class CallbackDelivery(Delivery[Callback]):
     async def describe(self) -> Callbacks:
         """Return the waiting and the given-up callbacks as operators see them."""
         waiting, dead = await self.queue.counts()
-        listed = [_listed(each) for each in await self.queue.all(_SHOWN)]
+        listed = [_listed(callback) for callback in await self.queue.all(_SHOWN)]
         return Callbacks(waiting=waiting, given_up=dead, callbacks=listed)
 
     async def retry(self, request_id: str | None) -> list[str]:
@@ -81,14 +81,14 @@ class CallbackDelivery(Delivery[Callback]):
         `request_id` is the beginning of an id; None selects all callbacks that were given up.
         """
         if request_id is None:
-            found = [each for each in await self.queue.all(_SHOWN) if each.dead]
+            callbacks = [callback for callback in await self.queue.all(_SHOWN) if callback.dead]
         else:
-            found = await self.queue.find(request_id)
+            callbacks = await self.queue.find(request_id)
         now = self._now()
-        for each in found:
-            again = replace(each, created=now, due=now, attempts=0, dead=False)
-            await self.queue.update(again)
-        return [*dict.fromkeys(each.request_id for each in found)]
+        for callback in callbacks:
+            renewed = replace(callback, created=now, due=now, attempts=0, dead=False)
+            await self.queue.update(renewed)
+        return [*dict.fromkeys(callback.request_id for callback in callbacks)]
 
     def title(self, item: Callback) -> str:
         return f"request {item.request_id}: its call-back"

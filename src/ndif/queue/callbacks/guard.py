@@ -174,8 +174,8 @@ def shown(text: str) -> str:
 
 
 def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Address:
-    found = _URL.fullmatch(url)
-    if found is None:
+    match = _URL.fullmatch(url)
+    if match is None:
         authority = re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0]
         raise CallbackAddressError(
             f"The callback {_quoted(url)} names a user or password: leave them out, and put a secret into "
@@ -183,10 +183,10 @@ def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Addre
             if "@" in authority
             else f"The callback {_quoted(url)} is not a URL like https://example.org/done."
         )
-    scheme, host = found["scheme"].lower(), found["host"].lower().strip("[]").removesuffix(".")
-    port = int(found["port"]) if found["port"] else _WEB_PORTS[scheme]
+    scheme, host = match["scheme"].lower(), match["host"].lower().strip("[]").removesuffix(".")
+    port = int(match["port"]) if match["port"] else _WEB_PORTS[scheme]
     # Any port of an operator's own networks is allowed; a name's address is checked at the connection.
-    if not 0 < port <= _MAX_PORT or not (allowed or _is_of_the_web(port)):
+    if not 0 < port <= _MAX_PORT or not (allowed or _is_web_port(port)):
         raise CallbackAddressError(
             f"The callback's port {port} is none of web servers: use 80, 443 or one from "
             f"{_LOWEST_PORT} on."
@@ -197,7 +197,7 @@ def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Addre
             f"The callback {_quoted(url)} names an address or port that this server does not call: the "
             "address must be public."
         )
-    path, query = found["path"] or "/", found["query"]
+    path, query = match["path"] or "/", match["query"]
     target = path if query is None else f"{path}?{query}"
     return Address(
         kind,
@@ -252,14 +252,14 @@ def may_connect(
     address: IpAddress, allowed: Sequence[Network] = (), port: int = _WEB_PORTS["https"]
 ) -> bool:
     """Return True for a public address and a web server's port, or a network that the operator allows."""
-    address = _plain(address)
+    address = _unwrapped(address)
     is_allowed = any(address in network for network in allowed)
-    return is_allowed or (is_public(address) and _is_of_the_web(port))
+    return is_allowed or (is_public(address) and _is_web_port(port))
 
 
 def is_public(address: IpAddress) -> bool:
     """Return True for a unicast address of the Internet, also where IPv6 wraps an IPv4 address."""
-    address = _plain(address)
+    address = _unwrapped(address)
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_4)
     if address not in _GLOBAL_6 or any(address in network for network in _NOT_PUBLIC_6):
@@ -272,12 +272,12 @@ def is_public(address: IpAddress) -> bool:
     return not is_isatap or is_public(ipaddress.IPv4Address(within_interface))
 
 
-def _is_of_the_web(port: int) -> bool:
+def _is_web_port(port: int) -> bool:
     """Return True for a port at which strangers may expect web requests."""
     return port in _WEB_PORTS.values() or port >= _LOWEST_PORT
 
 
-def _plain(address: IpAddress) -> IpAddress:
+def _unwrapped(address: IpAddress) -> IpAddress:
     """Return the IPv4 address that an IPv6 address maps or translates; any other address unchanged."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
@@ -300,8 +300,8 @@ class Resolver:
     async def __call__(self, host: str, port: int) -> Sequence[str]:
         """Return the addresses of `host` in the system's order."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, _look_up, host, port)
-        return [*dict.fromkeys(found)]
+        addresses = await loop.run_in_executor(self._threads, _look_up, host, port)
+        return [*dict.fromkeys(addresses)]
 
     def close(self) -> None:
         """End the threads once their lookups have."""
@@ -309,8 +309,8 @@ class Resolver:
 
 
 def _look_up(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in infos]
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
@@ -344,7 +344,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
                 problem = error
                 continue
             peer = stream.get_extra_info("server_addr")
-            if _plain(ipaddress.ip_address(peer[0])) != _plain(address):
+            if _unwrapped(ipaddress.ip_address(peer[0])) != _unwrapped(address):
                 await stream.aclose()
                 raise ForbiddenAddressError(host)
             return stream
@@ -364,9 +364,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
     async def _addresses(self, host: str, port: int) -> list[IpAddress]:
         try:
-            found = [ipaddress.ip_address(each) for each in await self._resolve(host, port)]
+            addresses = [ipaddress.ip_address(text) for text in await self._resolve(host, port)]
         except (OSError, UnicodeError) as error:
             raise NoAddressError(host) from error
-        if not all(may_connect(each, self._allowed, port) for each in found):
+        if not all(may_connect(address, self._allowed, port) for address in addresses):
             raise ForbiddenAddressError(host)
-        return found
+        return addresses

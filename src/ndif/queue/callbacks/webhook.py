@@ -134,8 +134,8 @@ class Webhooks:
 
     def _signed(self, callback: Callback, body: bytes) -> dict[str, str]:
         message_id, timestamp = f"msg_{callback.id}", int(self._now())
-        secrets = [signing_secret(one, callback.key) for one in self._secrets]
-        signatures = [signature(each, message_id, timestamp, body) for each in secrets]
+        secrets = [signing_secret(secret, callback.key) for secret in self._secrets]
+        signatures = [signature(secret, message_id, timestamp, body) for secret in secrets]
         return {
             "webhook-id": message_id,
             "webhook-timestamp": str(timestamp),
