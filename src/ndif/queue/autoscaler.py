@@ -74,7 +74,7 @@ class QueueLoad:
     waited_s: float = 0.0
     """`median_wait` of the queue."""
     refused: bool = False
-    """True if the cluster refused, since the last step, the replicas requested by that step."""
+    """True if the cluster has refused the replicas that the last step requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ScalingState:
     """Direction of the last change: 1 is up, -1 is down; 0 before any, and after a refused one."""
     changed_at: float = -math.inf
     spare_since: float | None = None
-    """Time since which one replica less would have sufficed; None while all are needed."""
+    """Time since which one replica fewer would have sufficed; None while all are needed."""
     holds: int = 1
     """Multiple of `idle_s` for which an unneeded replica is kept."""
     refusals: int = 0
@@ -99,7 +99,7 @@ def desired(
 ) -> tuple[ScalingState, int]:
     """Return the next state, and how many replicas there should be.
 
-    Never more than `most`; less than `least` only while a refusal stands.
+    The number never exceeds `most`, and is less than `least` only while a refusal stands.
     """
     state = _after_answer(state, observation, bounds, now)
     pausing = now < state.refused_until

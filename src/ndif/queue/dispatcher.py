@@ -1,4 +1,4 @@
-"""Requests from the broker: to the queue of their model, or held while there is no cluster."""
+"""Dispatch of requests from the broker to their models' queues, and a holding queue without a cluster."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Dispatcher:
         return await self.lifecycle.ensure_cancelled(request_id, _ENDED_WITHIN_S)
 
     async def cancel_all(self, key: str, reason: str, for_s: float = 0.0) -> int:
-        """End every request of an API key as an ERROR, also those that come within `for_s` seconds.
+        """End every request of an API key as an ERROR, also requests that come within `for_s` seconds.
 
         Return the number of held requests that were ended.
         """
@@ -164,7 +164,8 @@ class Dispatcher:
     def forget_idle(self) -> None:
         """Drop idle processors that exist only because a user asked for them.
 
-        Such a processor belongs to a model that no operator deployed, or to a further generation of one.
+        Such a processor belongs to a model that no operator deployed, or to a further generation of a
+        deployed model.
         """
         deployed = {replica.placed.model_key for replica in self._controller.replicas()}
         for variant, processor in list(self.processors.items()):
@@ -260,4 +261,6 @@ class HoldingQueue:
                 )
             except Exception:
                 # The request waits all the same.
-                logger.exception("request %s could not be told that it waits", request.id)
+                logger.exception(
+                    "the client of request %s could not be notified that it waits", request.id
+                )

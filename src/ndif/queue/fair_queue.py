@@ -1,17 +1,18 @@
 """The order of one model's waiting requests. `FairQueue` decides; it never waits, and reads no clock.
 
-Users share the model by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). A user's turn
-starts at a point of virtual time, the earliest start goes next, and taking an entry delays its user's next
-start by cost / weight. A user who was idle starts at the current virtual time: idle time earns no credit.
+Users share the model by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). A user's turn starts
+at a point of virtual time, the earliest start goes next, and taking an entry delays its user's next start
+by cost / weight. An idle user's next turn starts at the current virtual time: idle time earns no credit.
 
-A `priority` entry starts `head_start_s` earlier, but is charged like any other: the time is borrowed, as
-by a warped thread of Duda and Cheriton (BVT scheduling, SOSP 1999). A user with few requests goes first; a
+A `priority` entry starts `head_start_s` earlier, but is charged like any other: the time is borrowed, as by
+a warped thread of Duda and Cheriton (BVT scheduling, SOSP 1999). A user with few requests goes first; a
 user who floods the queue uses up the head start. Ageing is counted in work done, not in seconds: while
-nothing is taken nobody is overtaken, and a reported position stays true as time passes.
+nothing is taken, no entry is overtaken, and a reported position stays true as time passes.
 
-Neither bounds the delay by an endless sequence of *new* users. `patience` does: the oldest entry is taken
-once `patience - 1` others were taken since it became the oldest. So at most (`patience` - 1) * (n + 1)
-later entries go before one that found n waiting. An entry given back counts when first taken.
+Neither rule bounds the delay by an endless sequence of *new* users. `patience` does: the oldest entry is
+taken once `patience - 1` others were taken since it became the oldest. So at most
+(`patience` - 1) * (n + 1) later entries go before an entry that found n waiting. An entry given back counts
+only when first taken.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Entry(Protocol):
 
     @property
     def priority(self) -> bool:
-        """Return True if it goes before its user's other entries, and earlier than others'."""
+        """Return True if it goes before its user's other entries, and gets the head start."""
 
     @property
     def cost(self) -> float:
@@ -106,7 +107,7 @@ class _Reader(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """The waiting requests of one model, in the order that users take turns.
+    """The waiting requests of one model, in the order of fair scheduling between users.
 
     Entries of one user go in the order they came, `priority` entries before ordinary ones.
     """
@@ -117,12 +118,12 @@ class FairQueue(Generic[T]):
         self.head_start_s = head_start_s
         """Seconds of work, by weight, that a user's `priority` entries may take before others."""
         self.patience = patience
-        """Number of consecutive takes of which at least one is of the oldest entry."""
+        """Number of consecutive takes that include at least one of the oldest entry."""
         self._waiting: OrderedDict[str, T] = OrderedDict()
         self._returned: list[T] = []
         self._accounts: dict[str, _Account[T]] = {}
         self._many_accounts = _FEW_ACCOUNTS
-        # A heap. A turn that its account has replaced stays in it until it comes to the top.
+        # A turn that its account has replaced stays in the heap until it comes to the top.
         self._heap: list[_Turn[T]] = []
         self._ticks = 0
         self._virtual = 0.0
@@ -164,7 +165,7 @@ class FairQueue(Generic[T]):
     def reset(self) -> None:
         """Let all users of an empty queue start equal again; raise ValueError if an entry waits.
 
-        A replica is idle then, so that earlier use by one user delays no other user.
+        An empty queue means an idle replica, so earlier use by one user must delay no other user.
         """
         if self:
             raise ValueError("a queue in which entries wait cannot be reset")

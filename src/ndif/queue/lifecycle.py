@@ -1,4 +1,4 @@
-"""The jobs that the queue has claimed, also when clients leave and replicas are lost."""
+"""The jobs that the queue has claimed, including departures of clients and losses of replicas."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 @dataclass(eq=False)
 class QueueLifecycle(Lifecycle):
-    """The jobs of the process that claims requests from the broker: the server of one, or the leader.
+    """The jobs of the process that claims requests from the broker: the embedded server, or the leader.
 
-    It owns the claims: a request that it claimed ends here, or is claimed by the next leader.
+    Owns the claims: a claimed request ends here, or the next leader claims it.
     """
 
     by: ClassVar[Component] = Component.QUEUE
@@ -91,9 +91,9 @@ class QueueLifecycle(Lifecycle):
     async def give_back(self, job: Job, error: Exception | None = None) -> bool:
         """Take a job back from a replica, or from the queue if its client is disconnected.
 
-        If its client is disconnected, the job waits some seconds for it, since a gateway that lost its
-        connection soon has it again. While the broker is unavailable, the job waits for the broker. Return
-        True if the job must wait in the queue again.
+        If the client is disconnected, the job waits some seconds for the client, since a gateway that lost
+        its connection soon restores it. While the broker is unavailable, the job waits for the broker.
+        Return True if the job must wait in the queue again.
         """
         if job.over.is_set() or not job.is_held:
             return False
@@ -103,7 +103,7 @@ class QueueLifecycle(Lifecycle):
         if isinstance(error, NotSharedError):
             reason = job.cancelled
         elif isinstance(error, BrokerUnavailableError | ReplicaLostError):
-            if await self._is_complete_at_last(job):  # the replica was lost after that
+            if await self._is_complete_at_last(job):  # the replica was lost after the end
                 await self.release(job.request)
                 return False
             reason = job.cancelled
@@ -114,7 +114,7 @@ class QueueLifecycle(Lifecycle):
         if reason is None:
             self.broker.note_attempts(job.request, job.losses)
             self._watch(job)
-            if not isinstance(error, NotSharedError):  # such a job runs at once
+            if not isinstance(error, NotSharedError):  # such a job runs again at once
                 await self._report_return(job, error)
             if job.cancelled is None:
                 return True
@@ -135,7 +135,9 @@ class QueueLifecycle(Lifecycle):
         with contextlib.suppress(asyncio.TimeoutError):
             await within(job.over.wait(), within_s)
         if not job.over.is_set() and job.cancelled is not None:
-            logger.warning("request %s: its replica does not answer; it ends without", job_id)
+            logger.warning(
+                "request %s: its replica does not answer; the request ends without it", job_id
+            )
             await self.fail(job, job.cancelled)
         return job.end is not None and job.end.description == job.cancelled
 
@@ -184,12 +186,14 @@ class QueueLifecycle(Lifecycle):
         try:
             await self.report(job, Response(job.id, Status.QUEUED, text))
         except Exception:
-            logger.exception("request %s could not be told that it waits again", job.id)
+            logger.exception(
+                "the client of request %s could not be notified that it waits again", job.id
+            )
 
     async def _is_complete_at_last(self, job: Job) -> bool:
-        """Wait until the broker answers; return True if a job has had its terminal response.
+        """Wait until the broker answers; return True if a job has its terminal response.
 
-        Without a broker nothing can run anyway. A cancelled job does not wait.
+        No job can run without a broker anyway. A cancelled job does not wait.
         """
         while job.cancelled is None:
             try:

@@ -49,9 +49,9 @@ _PROVISIONING = "A replica is being set up for your model."
 _COUNT_SHARE = 0.1
 """Largest share of the time for counting the places of polled requests."""
 _UPDATE_SHARE = 0.1
-"""Largest share of the time for reporting positions to live clients, other tasks meanwhile included."""
+"""Largest share of the time for reporting positions to live clients, including tasks that run meanwhile."""
 _MAX_PAUSE_S = 60.0
-"""Longest pause between two such rounds: an unavailable broker can make a round long."""
+"""Longest pause between two rounds of positions: an unavailable broker can make a round long."""
 _UPDATES_AT_ONCE = 8
 """Updates after which other tasks of the process get to run."""
 _BACK_OFF_S = 30.0
@@ -82,7 +82,7 @@ class QueuePolicy:
     def update_pause_s(self, took_s: float) -> float:
         """Return the seconds until the next round of positions, after one that took `took_s`.
 
-        Ten thousand clients take a second of one core, so they are updated less often and jobs go on.
+        Ten thousand clients take a second of one core, so they get fewer updates and jobs go on.
         """
         return max(self.update_interval_s, min(took_s / _UPDATE_SHARE, _MAX_PAUSE_S))
 
@@ -98,7 +98,7 @@ class LoadSample:
 
 
 class Processor:
-    """Runs the requests of one model: users take turns, and each request goes to the first idle replica.
+    """Runs the requests of one model, fairly between users, each on the first idle replica.
 
     Owns a `FairQueue` of waiting requests and one worker task per replica. Requests replicas from the
     controller, and returns a request to the queue when its replica is lost. The `QueueLifecycle` keeps
@@ -114,13 +114,13 @@ class Processor:
         policy: QueuePolicy,
         enqueue: Callable[[Job], Awaitable[None]],
     ) -> None:
-        """Prepare an empty queue; `enqueue` puts a job into its model's queue, perhaps another by now."""
+        """Prepare an empty queue; `enqueue` puts a job into its model's queue, which may have changed."""
         self.model = model
         self.variant = Variant(model.key, generation)
         self.least_replicas = model.least_in(generation)
         """Replicas that the operator asks for."""
         self.desired_replicas = self.least_replicas
-        """Replicas that there should be now."""
+        """Replicas that the model should have now."""
         self._controller = controller
         self._lifecycle = lifecycle
         self._policy = policy
@@ -137,7 +137,7 @@ class Processor:
         self._not_before = 0.0
         self._workers: set[asyncio.Task[None]] = set()
         self._returning: set[asyncio.Task[None]] = set()
-        """Requests that wait for their client before they wait here again."""
+        """Requests that wait for their client before they wait in the queue again."""
         self._is_providing = self._is_provisioning = False
         self._holds = 0
         self._load = LoadSample()
@@ -248,7 +248,7 @@ class Processor:
     def replica_requests(self, replicas: int) -> list[ReplicaRequest]:
         """Return the requests to the controller, in order, that lead to this many replicas.
 
-        Missing dedicated replicas come first: further ones, like those of any model, evict only unprotected
+        Missing dedicated replicas come first. Further replicas, as of any model, evict only unprotected
         replicas, and wait for replicas that have yet to run their first job.
         """
         generation = self.variant.generation
@@ -262,7 +262,7 @@ class Processor:
 
     @property
     def _needed(self) -> int:
-        """Return the number of replicas there should be while requests wait."""
+        """Return the number of replicas that waiting requests need."""
         return max(1, self.desired_replicas)
 
     def remove_replica(self, replica_id: str, why: str) -> None:
@@ -283,7 +283,7 @@ class Processor:
         return True
 
     async def notify_waiting(self, text: str) -> None:
-        """Notify all waiting clients, also those that poll; their jobs go on waiting."""
+        """Notify all waiting clients, including polling clients; their jobs go on waiting."""
         for job in list(self.queue):
             await self._report(job, Response(job.id, Status.QUEUED, text))
 
@@ -371,7 +371,6 @@ class Processor:
     async def _send_position(
         self, job: Job, position: int, work_ahead_s: float | None = None
     ) -> None:
-        """Report the position of a job to its client if that is live."""
         if job.is_live:
             text = self._position_text(job, position, work_ahead_s)
             await self._report(job, self._waiting_update(job, text))
@@ -425,7 +424,7 @@ class Processor:
 
     async def provision(self) -> None:
         """Request missing replicas; end waiting jobs with the reason if there will be none."""
-        # Nothing is loaded for clients that have left, or for users who may not have a model loaded.
+        # No model is loaded for clients that have left, or for users without permission to have one loaded.
         disconnected = await self._lifecycle.disconnected(job.request for job in self.queue)
         for job in self.queue.remove_all(lambda job: job.id in disconnected):
             self._await_client(job)
@@ -457,7 +456,7 @@ class Processor:
                     await self._enqueue(job)
             return
         if request.withdrawn:
-            self._short.set()  # requests that wait now have come since
+            self._short.set()  # requests that wait now came after the withdrawal
             return
         if provided.problem is not None:
             logger.warning("%s", provided.problem)
@@ -470,7 +469,7 @@ class Processor:
 
     async def _refuse_unpermitted(self) -> None:
         """Fail waiting jobs whose users may not have this model loaded on demand."""
-        if self.model.same_as is not None:  # that model decides
+        if self.model.same_as is not None:  # the model that is served instead decides
             return
         models = self._controller.models
         why = {
@@ -520,7 +519,7 @@ class Processor:
         """Wait for the next jobs of a replica, to run at once; return an empty list once it leaves."""
         while not worker.leaving:
             if not self.queue:
-                # An idle replica means that earlier use by one user delays no other user.
+                # The replica is idle, so earlier use by one user must delay no other user.
                 self.queue.reset()
                 self._arrived.clear()
                 replica.mark_used()
@@ -537,7 +536,7 @@ class Processor:
         return []
 
     def _take(self, passes: SharedPasses | None) -> list[Job]:
-        """Take the next job, and those that share its forward pass; return an empty list if none waits."""
+        """Take the next job and the jobs that share its forward pass; an empty list if none waits."""
         if passes is not None:
             return sharing.take(self.queue, passes.most)
         job = self.queue.take() if self.queue else None
@@ -606,7 +605,7 @@ class Processor:
             self._short.set()
 
     def _await_client(self, job: Job) -> None:
-        """Let a job wait for its client, and then in the queue again."""
+        """Make a job wait for its client, and then in the queue again."""
         task = asyncio.create_task(self._return(job), name=f"client of {job.id}")
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)

@@ -1,9 +1,9 @@
 """Run times of one model's requests, and the waits of its queue that follow from them.
 
-Run times have long tails: one job of an hour among hundreds of a second says little about the next ten
-and much about the next thousand. So a sum of n run times is not n means. Values beyond the quantile that
-n draws more likely than not stay below count as that quantile (they are winsorised there): n = 1 gives
-about the median, and a large n the mean.
+Run times have long tails: one job of an hour among hundreds of a second says little about the next ten and
+much about the next thousand. So a sum of n run times is not n means. An estimate for n run times is
+winsorised at the quantile that n draws more likely than not stay below: larger values count as that
+quantile. n = 1 gives about the median, and a large n the mean.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ class _Window:
         return len(self._recent)
 
     def beyond(self, reached: float, quantile: float) -> float:
-        """Return how much more to expect, at a quantile, of a value that has reached `reached`."""
+        """Return the expected rest, at a quantile, of a value that has reached `reached`."""
         first = bisect_right(self._sorted, reached)
         larger = len(self._sorted) - first
         if not larger:
-            # No value was larger: likely as much again, as with durations that have no scale of their own.
+            # No value was larger: the rest is likely as long again, as for durations without a scale of
+            # their own.
             return reached * quantile / (1 - quantile)
         return self._sorted[first + min(int(larger * quantile), larger - 1)] - reached
 
     def winsorised(self, tail: float) -> tuple[float, float]:
-        """Return mean and standard deviation, with the highest `tail` (a share) cut down to the rest."""
+        """Return mean and standard deviation; the top share `tail` is cut to the largest other value."""
         count = len(self._sorted)
         kept = max(count - int(tail * count), 1)
         if kept not in self._winsorised:
@@ -91,7 +92,7 @@ class RunTimes:
         if not self._runs:
             return _UNMEASURED_S
         model_mean, _ = self._runs.winsorised(_OUTLIERS)
-        # The user's own mean keeps outliers: others wait for them.
+        # The user's own mean keeps outliers, since other users wait for them.
         own = self._users.get(user, ())
         return (_PRIOR * model_mean + math.fsum(own)) / (_PRIOR + len(own))
 

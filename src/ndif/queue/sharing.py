@@ -1,8 +1,8 @@
 """Requests of one model that share a forward pass on one replica.
 
 Only trusted requests share one, since they run in one process anyway. A pass is an attempt: the replica
-answers the requests whose values it does not change; the others return to the head of the queue and run
-alone.
+answers the requests whose values the pass does not change; the others return to the head of the queue and
+run alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 Serve = Callable[[Job, RequestRunner, int], Coroutine[Any, Any, None]]
-"""Runs a job on a replica, or on a seat in a pass; the number is that of jobs that share the time."""
+"""Runs a job on a replica, or on a seat in a pass; the integer is the number of jobs sharing the time."""
 
 
 def take(queue: FairQueue[Job], most: int) -> list[Job]:

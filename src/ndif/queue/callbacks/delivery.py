@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S = 600.0
 _NO_END_S = 600.0
-"""Seconds after which a callback is given up whose job has no stored end."""
+"""Seconds after which a callback is given up if its job has no stored end."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 15.0
 _SHOWN = 1000
 _NO_MAIL = "this server sends no mail any more"
@@ -133,7 +133,7 @@ class CallbackDelivery(Delivery[Callback]):
         try:
             address = read_address(callback.address, self._allowed)
         except CallbackAddressError as error:
-            raise DeliveryError("its address is not one that is called", final=True) from error
+            raise DeliveryError("this server does not call its address", final=True) from error
         if address.kind is not CallbackKind.MAIL:
             await self._webhooks.send(callback, address)
         elif self._mailer is None:

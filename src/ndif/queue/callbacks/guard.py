@@ -1,6 +1,6 @@
-"""The guard of callbacks: the addresses that users may name, and those that the server connects to.
+"""The guard of callbacks: a check of the addresses that users name and of the server's connections.
 
-A user's URL is a request that the server makes from inside its network. The text is checked when the job is
+A user's URL makes the server send a request from inside its network. The text is checked when the job is
 submitted, so that mistakes are explained. The network is protected by the check of every connection, which
 goes to exactly the address that was checked, whatever a name resolved to before or after.
 """
@@ -85,7 +85,7 @@ class CallbackRules:
     networks: Sequence[Network]
     """Networks that are allowed in addition to public addresses."""
     secrets: Sequence[str] = field(repr=False)
-    """Secrets, of which new receivers get the first; earlier receivers may know only the others."""
+    """Signing secrets: new receivers get the first; earlier receivers may know only the others."""
 
 
 class CallbackAddressError(ValueError):
@@ -188,7 +188,7 @@ def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Addre
     # Any port of an operator's own networks is allowed; a name's address is checked at the connection.
     if not 0 < port <= _MAX_PORT or not (allowed or _is_web_port(port)):
         raise CallbackAddressError(
-            f"The callback's port {port} is none of web servers: use 80, 443 or one from "
+            f"The callback's port {port} is not a web server's port: use 80, 443 or one from "
             f"{_LOWEST_PORT} on."
         )
     literal = _read_host(host, url)
@@ -251,7 +251,7 @@ def _quoted(text: str) -> str:
 def may_connect(
     address: IpAddress, allowed: Sequence[Network] = (), port: int = _WEB_PORTS["https"]
 ) -> bool:
-    """Return True for a public address and a web server's port, or a network that the operator allows."""
+    """Return True for a public address and a web server's port, or for an address in `allowed`."""
     address = _unwrapped(address)
     is_allowed = any(address in network for network in allowed)
     return is_allowed or (is_public(address) and _is_web_port(port))
@@ -356,7 +356,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """See `AsyncNetworkBackend`. Refuse: no URL names a socket of this machine."""
+        """See `AsyncNetworkBackend`. Raise a `ForbiddenAddressError`: no URL names a local socket."""
         raise ForbiddenAddressError(path)
 
     async def sleep(self, seconds: float) -> None:

@@ -92,12 +92,12 @@ class Webhooks:
         except httpcore.NetworkError as error:
             is_tls = isinstance(error.__cause__ or error.__context__, ssl.SSLError)
             raise DeliveryError(
-                "TLS with it failed, maybe for its certificate"
+                "TLS with it failed, perhaps because of its certificate"
                 if is_tls
                 else "it cannot be reached"
             ) from error
         except httpcore.ProtocolError as error:
-            raise DeliveryError("what answers there speaks no HTTP") from error
+            raise DeliveryError("it does not speak HTTP") from error
         if status in _SUCCESS:
             return
         if status in _REDIRECTS:
