@@ -65,7 +65,7 @@ class DeviceErrors:
         kept = {
             device: recent
             for device, errors in self.by_device.items()
-            if (recent := tuple(e for e in errors if now - e[0] < WITHIN_S + REST_S))
+            if (recent := tuple(entry for entry in errors if now - entry[0] < WITHIN_S + REST_S))
         }
         return DeviceErrors(
             {**kept, **{device: (*kept.get(device, ()), (now, error)) for device in devices}}

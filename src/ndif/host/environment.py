@@ -13,7 +13,13 @@ from ndif.host.gpus import BY_BUS, ORDER, VISIBLE
 from ndif.host.runtimes import Runtime
 
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
-_OURS = (str(Settings.model_config["env_prefix"]), "RAY_", "POSTGRES_", "PGPASS", "MAILGUN_")
+_CONTROL_PLANE = (
+    str(Settings.model_config["env_prefix"]),
+    "RAY_",
+    "POSTGRES_",
+    "PGPASS",
+    "MAILGUN_",
+)
 """Prefixes of the control plane's own variables, which hold secrets: no model process gets them."""
 _HARMLESS = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV"),
@@ -38,7 +44,9 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
         # 12 ms per pass, since Linux in a virtual machine often wakes it on the busy core though another is
         # idle.
         "GOMP_SPINCOUNT": "50000",
-        **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
+        **{
+            name: value for name, value in os.environ.items() if not name.startswith(_CONTROL_PLANE)
+        },
         # By default CUDA numbers the fastest GPU first; the driver, placement and operators number by bus.
         ORDER: BY_BUS,
         **({} if devices is None else {VISIBLE: devices}),

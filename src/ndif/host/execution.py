@@ -149,7 +149,7 @@ class Exchange:
                     self._clock = RunClock()
                 if isinstance(message, Returned | Spilled | Error):
                     return await self._finish(message, body)
-                if not await self._follow(message, body):
+                if not await self._handle(message, body):
                     break
             return None
         finally:
@@ -160,7 +160,7 @@ class Exchange:
             if self._is_admitted:
                 execution.objects.room.settle(request.id, stored=self._is_stored)
 
-    async def _follow(self, message: Message, body: bytes) -> bool:
+    async def _handle(self, message: Message, body: bytes) -> bool:
         """Act on a runner's frame; return False if the runner ends meanwhile."""
         execution, runner = self._execution, self._runner
         match message:
@@ -203,14 +203,14 @@ class Exchange:
                 self._is_stored = True
                 return response
             case Spilled(report):
-                return await self._stored(report)
+                return await self._store(report)
             case Error(report, ends):
                 if ends:
                     self._runner.kill()  # the runner must not serve another request
                 text, cost = body.decode(errors="replace"), self._clock.cost(report)
                 return Response(request.id, Status.ERROR, text, meta=cost)
 
-    async def _stored(self, report: RunReport) -> Response | None:
+    async def _store(self, report: RunReport) -> Response | None:
         """Store the file that the runner has written, and return the response with its address."""
         upload, request = self._upload, self._request
         if upload is None:

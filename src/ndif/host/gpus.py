@@ -274,7 +274,7 @@ class Driver:
     async def _query(self, question: str, kind: type[T]) -> T:
         async with self._lock:
             try:
-                line = await within(self._line(question), self.timeout_s)
+                line = await within(self._read_line(question), self.timeout_s)
             except asyncio.TimeoutError as error:
                 self._abandon()
                 raise DriverError(
@@ -288,7 +288,7 @@ class Driver:
         refused = from_json(Refused, line)
         raise DriverError(f"the NVIDIA driver says {refused.failed}", absent=refused.absent)
 
-    async def _line(self, question: str) -> bytes:
+    async def _read_line(self, question: str) -> bytes:
         try:
             if self._process is None or self._process.returncode is not None:
                 self._process = await asyncio.create_subprocess_exec(

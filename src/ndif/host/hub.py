@@ -36,13 +36,13 @@ _END_S = 2.0
 """Seconds that a download has to delete its unfinished files before it is killed."""
 _CURRENT_S = 300.0
 """Seconds for which a fetched adapter counts as current: asking the hub takes two seconds."""
-_SHOWN = 100
+_MAX_QUOTED = 100
 _WITHOUT_TASKS = ("0.7", "0.6")
 """Generations of nnsight that have no tasks."""
 
 
 @contextlib.asynccontextmanager
-async def _fetching(
+async def _fetch_process(
     runtime: Runtime, *arguments: str, variables: Mapping[str, str], stderr: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a module of the runtime with these arguments in a process that ends with the context.
@@ -107,7 +107,7 @@ async def _download(
         (to_json(spec).decode(), to_json(rules).decode()),
     )
     variables = environment(runtime)
-    async with _fetching(
+    async with _fetch_process(
         runtime, module, *arguments, variables=variables, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
@@ -172,7 +172,7 @@ class Adapters:
             return
         if not isinstance(name, str) or not _REPOSITORY.fullmatch(name):
             raise AdapterError(
-                f"The adapter {str(name)[:_SHOWN]!r} is not the name of a repository (ORG/NAME). This "
+                f"The adapter {str(name)[:_MAX_QUOTED]!r} is not the name of a repository (ORG/NAME). This "
                 "server takes adapters from the Hub alone, not from folders."
             )
         self._require_permitted(name, name)
@@ -201,7 +201,7 @@ class Adapters:
     async def _fetch(self, name: str, variables: Mapping[str, str], *arguments: str) -> str:
         """Download an adapter in a separate process; return that process's output."""
         module = "ndif.runtime.weights.adapter"
-        async with _fetching(
+        async with _fetch_process(
             self.runtime, module, name, *arguments, variables=variables, stderr=subprocess.PIPE
         ) as process:
             try:
@@ -228,7 +228,7 @@ class Adapters:
         with contextlib.suppress(OSError):  # another replica deletes folders at the same time
             # The clock's time: the system's own stamp has a resolution of some ms.
             os.utime(newest, ns=(time.time_ns(), time.time_ns()))
-            sizes = {folder: _bytes(folder) for folder in self.cache.glob("models--*")}
+            sizes = {folder: _folder_bytes(folder) for folder in self.cache.glob("models--*")}
             used = sorted(sizes, key=lambda folder: folder.stat().st_mtime_ns)
             total = sum(sizes.values())
             for folder in used:
@@ -238,7 +238,7 @@ class Adapters:
                 total -= sizes[folder]
 
 
-def _bytes(folder: Path) -> int:
+def _folder_bytes(folder: Path) -> int:
     """Return the size of a folder's files, without symbolic links."""
     return sum(
         file.lstat().st_size

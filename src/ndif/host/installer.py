@@ -147,14 +147,14 @@ class Uv(Installer):
         if program is None:
             raise InstallError(f"there is no uv beside {sys.executable} or on PATH")
         settings = pip_settings()
-        if alone := [name for name in _PIP_ALONE if _is_on(settings, name)]:
+        if alone := [name for name in _PIP_ALONE if _is_enabled(settings, name)]:
             raise InstallError(
                 f"pip is configured with {', '.join(alone)}, which is not passed on to uv"
             )
         self._environment = uv_environment(settings, os.environ)
         self._command = [program, "pip", "install", f"--python={sys.executable}"]
         self._command += ["--color=never", "--no-progress", "--compile-bytecode"]
-        if _is_on(settings, "no-index"):  # uv has no variable for it
+        if _is_enabled(settings, "no-index"):  # uv has no variable for it
             self._command.append("--no-index")
         # For uv an argument replaces the variable; for pip it is one more constraint.
         for constraint in self._environment.get("UV_CONSTRAINT", "").split():
@@ -283,7 +283,7 @@ def uv_variables(settings: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def _is_on(settings: Mapping[str, str], name: str) -> bool:
+def _is_enabled(settings: Mapping[str, str], name: str) -> bool:
     return settings.get(name, "0").lower() not in ("0", "n", "no", "f", "false", "off")
 
 

@@ -175,9 +175,9 @@ class Lifecycle:
             self._note_end(job, self._ended.get(request.id))
         if request.subscription_id is not None:
             return
-        end_ = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
+        response = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
         try:
-            await self.responder.ensure_end(request, end_)
+            await self.responder.ensure_end(request, response)
         except Exception:
             logger.exception("request %s: its end could not be delivered", request.id)
 
@@ -220,15 +220,15 @@ class Lifecycle:
         try:
             await self._deliver(job.request, response)
         except Exception as error:
-            return await self._undelivered(job, response, error)
-        return self._delivered(job, response)
+            return await self._end_undelivered(job, response, error)
+        return self._end_delivered(job, response)
 
-    def _delivered(self, job: Job, response: Response) -> Response:
+    def _end_delivered(self, job: Job, response: Response) -> Response:
         if not response.delivered:
             job.steps.add("deliver", job.since)
         return self._remember(job, replace(response, delivered=True))
 
-    async def _undelivered(self, job: Job, response: Response, error: Exception) -> Response:
+    async def _end_undelivered(self, job: Job, response: Response, error: Exception) -> Response:
         """Return the end of a job whose terminal response could not be delivered."""
         if not isinstance(error, ObjectStoreError):
             logger.error("request %s: its end could not be delivered", job.id, exc_info=error)

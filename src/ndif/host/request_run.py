@@ -126,7 +126,7 @@ class RequestRun:
         finally:
             timer.cancel()
 
-    async def _acquired(self, request: Request) -> RunnerHandle | None:
+    async def _acquire(self, request: Request) -> RunnerHandle | None:
         """Return a runner, or None as soon as the run is stopped; the search then goes on in its task."""
         search = self._tools.runners.acquire(request, self._stopped)
         acquiring = asyncio.create_task(search, name="acquire a runner")
@@ -152,7 +152,7 @@ class RequestRun:
 
     async def _serve(self, request: Request, respond: Respond) -> Response:
         """Serve one request on a runner, or end the request as soon as the run is stopped."""
-        runner = await self._acquired(request)
+        runner = await self._acquire(request)
         if runner is None:
             return Response(request.id, Status.ERROR, self._cancelled)
         async with self._serving(runner, request):
@@ -190,8 +190,10 @@ class RequestRun:
         self._answered = response is not None and runner.usable
         if self._cancelled:  # perhaps while its result was stored
             self._answered = False
-            response = self._interrupted(response)
-        return response or await self._ended(request, runner, has_begun=exchange.has_begun)
+            response = self._with_reason(response)
+        return response or await self._response_after_exit(
+            request, runner, has_begun=exchange.has_begun
+        )
 
     async def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
         """Watch an untrusted request's memory and threads, and any request's memory of a shared GPU."""
@@ -200,7 +202,7 @@ class RequestRun:
         tools = self._tools
         if not request.trusted:
             # This watch outlasts the request: the runner may take more until it is paused.
-            end = partial(self._exceeded, runner)
+            end = partial(self._end_excess, runner)
             watching = tools.resources.enforce(runner.pid, end)
             runner.watch(asyncio.create_task(watching, name="runner's resources"))
         zygote = tools.process.pid
@@ -212,7 +214,7 @@ class RequestRun:
         watching = tools.gpu_watch.enforce(*replica, before, self.cancel)
         return [asyncio.create_task(watching, name="a GPU's memory")]
 
-    def _exceeded(self, runner: RunnerHandle, reason: str) -> None:
+    def _end_excess(self, runner: RunnerHandle, reason: str) -> None:
         """Cancel the run on a runner that exceeded a limit, or kill the runner if it runs nothing."""
         if self._runner is runner:
             self.cancel(reason)
@@ -236,14 +238,16 @@ class RequestRun:
             self._runner.interrupt()
             asyncio.get_running_loop().call_later(_INTERRUPT_S, self.cancel, reason)
 
-    def _interrupted(self, response: Response | None) -> Response | None:
+    def _with_reason(self, response: Response | None) -> Response | None:
         """Return an interrupted block's error with the reason before it; None if it reported no error."""
         if response is None or response.status is not Status.ERROR:
             return None
         text = f"{self._cancelled}\n{response.description}"
         return replace(response, description=text)
 
-    async def _ended(self, request: Request, runner: RunnerHandle, *, has_begun: bool) -> Response:
+    async def _response_after_exit(
+        self, request: Request, runner: RunnerHandle, *, has_begun: bool
+    ) -> Response:
         code = await runner.exit_code(EXIT_PATIENCE_S)
         if self._cancelled:
             return Response(request.id, Status.ERROR, self._cancelled)

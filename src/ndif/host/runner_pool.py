@@ -158,7 +158,7 @@ class FreshRunners:
             self._waiting.remove(runner)
             runner.channel.close()
         while len(self._waiting) < size:
-            self._waiting.append(await self._new())
+            self._waiting.append(await self._fork_ready())
 
     async def acquire(self, key: str) -> RunnerHandle:
         while self._waiting:
@@ -166,7 +166,7 @@ class FreshRunners:
             if runner.alive:
                 return runner
             runner.channel.close()
-        return await self._new()
+        return await self._fork_ready()
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
         """See `RunnerPool.release`. The runner ends, and a replacement is forked.
@@ -194,7 +194,7 @@ class FreshRunners:
         while self._waiting:
             _discard(self._waiting.popleft())
 
-    async def _new(self) -> RunnerHandle:
+    async def _fork_ready(self) -> RunnerHandle:
         runner = await self._fork()
         try:
             await within(runner.ready(), _READY_TIMEOUT_S)
@@ -271,14 +271,14 @@ class PerUserRunners:
                 user.served += 1
                 user.reset = None
                 user.runner.resume()
-                return self._serves(user)
+                return self._mark_last(user)
             await self._end_after_reset(user)
         while len(self._users) >= self.most or (self._users and self._is_short()):
             await self._end_after_reset(next(iter(self._users.values())))
         await self._wait_for_exits()
-        return self._serves(_UserRunner(key, await self._fresh.acquire(key)))
+        return self._mark_last(_UserRunner(key, await self._fresh.acquire(key)))
 
-    def _serves(self, user: _UserRunner) -> RunnerHandle:
+    def _mark_last(self, user: _UserRunner) -> RunnerHandle:
         self._users[user.key] = self._last = user
         return user.runner
 

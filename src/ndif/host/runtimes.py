@@ -101,10 +101,12 @@ class Runtimes:
 
     def installed(self) -> dict[str, Runtime]:
         """Return every runtime that is ready for use, by generation; the base runtime comes first."""
-        base = _base()
+        base = _base_runtime()
         runtimes = {base.generation: base} if base else {}
         for generation in SUPPORTED:
-            if generation not in runtimes and (overlay := self._overlay(self.folder / generation)):
+            if generation not in runtimes and (
+                overlay := self._find_overlay(self.folder / generation)
+            ):
                 runtimes[generation] = overlay
         return runtimes
 
@@ -128,7 +130,7 @@ class Runtimes:
                 wanted = pins(installer.missing(requirements, tell), installer.name)
                 overlay = unfinished / installer.name / generation
                 installer.install_into(overlay, wanted, tell)
-                if self._overlay(overlay) is None:
+                if self._find_overlay(overlay) is None:
                     raise InstallError(
                         f"{installer.name} installed {', '.join(wanted)}, which is incomplete"
                     )
@@ -192,13 +194,13 @@ class Runtimes:
             ) as scratch:
                 yield Path(scratch)
 
-    def _overlay(self, folder: Path) -> Runtime | None:
+    def _find_overlay(self, folder: Path) -> Runtime | None:
         """Return the runtime in `folder`; None if it is incomplete or for another Python."""
         for distribution in metadata.distributions(name="nnsight", path=[str(folder)]):
             if (
                 generation_of(distribution.version) == folder.name
-                and _is_whole(distribution)
-                and _fits(distribution)
+                and _is_complete(distribution)
+                and _suits_python(distribution)
             ):
                 return Runtime(
                     folder.name, distribution.version, Path(sys.executable), path=(folder,)
@@ -206,7 +208,7 @@ class Runtimes:
         return None
 
 
-def _base() -> Runtime | None:
+def _base_runtime() -> Runtime | None:
     try:
         version = metadata.version("nnsight")
     except metadata.PackageNotFoundError:
@@ -215,7 +217,7 @@ def _base() -> Runtime | None:
     return Runtime(generation, version, Path(sys.executable), path=()) if generation else None
 
 
-def _is_whole(distribution: metadata.Distribution) -> bool:
+def _is_complete(distribution: metadata.Distribution) -> bool:
     # Bytecode may be deleted at any time, and scripts are not where they are recorded.
     files = [
         file
@@ -225,7 +227,7 @@ def _is_whole(distribution: metadata.Distribution) -> bool:
     return bool(files) and all(Path(str(file.locate())).is_file() for file in files)
 
 
-def _fits(distribution: metadata.Distribution) -> bool:
+def _suits_python(distribution: metadata.Distribution) -> bool:
     """Return True if compiled parts are for this Python, which may have changed since the installation."""
     lines = (distribution.read_text("WHEEL") or "").splitlines()
     tags = [line.removeprefix("Tag:").strip() for line in lines if line.startswith("Tag:")]

@@ -38,7 +38,7 @@ class SharedRun(RequestRun):
         # A block that does not end meets its own time limit when it runs alone.
         limit_s = min(_PASS_S, self._timeout_s)
         with self._limited(limit_s, lambda: self.cancel("it takes long")):
-            runner = await self._acquired(requests[0])
+            runner = await self._acquire(requests[0])
             if runner is None:
                 return [None] * len(requests)
             async with self._serving(runner, requests[0]):
@@ -68,7 +68,7 @@ class SharedRun(RequestRun):
             async for message, body in runner.frames(protocol.max_body_bytes):
                 protocol.accept(message)
                 if isinstance(message, SharedRunResults):
-                    return await self._answers(requests, message, body, clock)
+                    return await self._responses(requests, message, body, clock)
                 if message is Signal.RUNNING:
                     until_begun.cancel()
                     clock = RunClock()
@@ -76,7 +76,7 @@ class SharedRun(RequestRun):
             until_begun.cancel()
         return [None] * len(requests)
 
-    async def _answers(
+    async def _responses(
         self, requests: Sequence[Request], message: SharedRunResults, body: bytes, clock: RunClock
     ) -> list[Response | None]:
         cost, steps = clock.measured(message.report), tuple(clock.steps(message.report))

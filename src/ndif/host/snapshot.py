@@ -59,7 +59,9 @@ def scan(folder: Path, revision: str | None, *, share_weights: bool) -> Snapshot
     folder = folder.resolve()
     files = all_files = dict(sorted(_walk(folder)))
     if not share_weights:
-        files = _fitting({name: all_files[name] for name in all_files if _matches(name, _SHARED)})
+        files = _smallest_files(
+            {name: all_files[name] for name in all_files if _matches(name, _SHARED)}
+        )
         if not any(_declares_code(name, path) for name, path in files.items()):
             files = {name: path for name, path in files.items() if not _matches(name, (_CODE,))}
     return Snapshot(
@@ -108,7 +110,7 @@ def fetch(repo_id: str, revision: str | None, folder: Path) -> Snapshot:
             repo_id, revision=revision, timeout=_HUB_TIMEOUT_S, files_metadata=True
         )
         sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
-        wanted = _smallest({name: sizes[name] for name in sizes if _matches(name, _SHARED)})
+        wanted = _smallest_names({name: sizes[name] for name in sizes if _matches(name, _SHARED)})
         for name in wanted:
             hf_hub_download(
                 repo_id,
@@ -196,13 +198,13 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in patterns)
 
 
-def _fitting(files: Mapping[str, Path]) -> dict[str, Path]:
+def _smallest_files(files: Mapping[str, Path]) -> dict[str, Path]:
     """Return the smallest files, at most `_MAX_SHARED_BYTES` together."""
-    fitting = _smallest({name: path.stat().st_size for name, path in files.items()})
+    fitting = _smallest_names({name: path.stat().st_size for name, path in files.items()})
     return {name: path for name, path in files.items() if name in fitting}
 
 
-def _smallest(sizes: Mapping[str, int]) -> set[str]:
+def _smallest_names(sizes: Mapping[str, int]) -> set[str]:
     """Return the names of the smallest files, at most `_MAX_SHARED_BYTES` together.
 
     The limit is needed because a repository may name any file like a vocabulary.

@@ -50,13 +50,13 @@ class Dispatcher:
         self._broker = broker
         self._policy = policy or QueuePolicy()
         self.lifecycle = QueueLifecycle(
-            broker, responder, self._policy.max_attempts, self._client_leaves
+            broker, responder, self._policy.max_attempts, self._on_client_left
         )
         self._cancelled_keys: dict[str, tuple[float, str]] = {}
         """Reasons to end further requests, by API key, each until an event-loop time."""
         self._tasks: dict[Variant, asyncio.Task[None]] = {}
         self._claiming: asyncio.Task[None] | None = None
-        controller.on_leave(self._replica_leaves)
+        controller.on_leave(self._on_replica_left)
 
     def start(self) -> None:
         """Claim requests from now on."""
@@ -215,10 +215,10 @@ class Dispatcher:
             reason = "The server failed before it ran this job; its log says why."
             await self.lifecycle.fail(job, reason)
 
-    def _client_leaves(self, job: Job) -> None:
+    def _on_client_left(self, job: Job) -> None:
         any(processor.await_client_of(job) for processor in self.processors.values())
 
-    def _replica_leaves(self, key: ReplicaKey, why: str) -> None:
+    def _on_replica_left(self, key: ReplicaKey, why: str) -> None:
         model_key, replica_id = key
         processor = self.processors.get(Variant.parse(model_key))
         if processor is not None:
@@ -238,20 +238,20 @@ class HoldingQueue:
     text: str
     """Text that each client gets."""
     _requests: list[Request] = field(default_factory=list, init=False)
-    _taking: asyncio.Task[None] | None = field(default=None, init=False)
+    _claiming: asyncio.Task[None] | None = field(default=None, init=False)
 
     def open(self) -> None:
         """Claim requests from now on."""
-        if self._taking is None:
-            self._taking = asyncio.create_task(self._take(), name="holding queue")
+        if self._claiming is None:
+            self._claiming = asyncio.create_task(self._claim_forever(), name="holding queue")
 
     async def close(self) -> list[Request]:
         """Stop claiming; return the requests in the order they came."""
-        if self._taking is not None:
-            await end([self._taking])
+        if self._claiming is not None:
+            await end([self._claiming])
         return self._requests
 
-    async def _take(self) -> None:
+    async def _claim_forever(self) -> None:
         while True:
             request = await self.broker.claim()
             self._requests.append(request)

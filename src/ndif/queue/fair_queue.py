@@ -196,9 +196,9 @@ class FairQueue(Generic[T]):
             self._replace_turn(account)
         return entry
 
-    def remove_all(self, which: Callable[[T], bool]) -> list[T]:
-        """Remove, uncharged, every entry for which `which` is true, and return them."""
-        removed = [entry for entry in self if which(entry)]
+    def remove_all(self, matches: Callable[[T], bool]) -> list[T]:
+        """Remove every entry that `matches`, uncharged, and return the removed entries."""
+        removed = [entry for entry in self if matches(entry)]
         for entry in removed:
             self.remove(entry.id)
         return removed
@@ -225,7 +225,7 @@ class FairQueue(Generic[T]):
         return chain(self._returned, self._waiting.values())
 
     def __contains__(self, entry_id: object) -> bool:
-        return entry_id in self._waiting or any(e.id == entry_id for e in self._returned)
+        return entry_id in self._waiting or any(entry.id == entry_id for entry in self._returned)
 
     def order(self) -> Iterator[T]:
         """Iterate over entries in the order of service, which is decided nowhere else."""

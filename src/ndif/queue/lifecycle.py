@@ -219,14 +219,14 @@ class QueueLifecycle(Lifecycle):
 
     # The end of a job
 
-    async def _undelivered(self, job: Job, response: Response, error: Exception) -> Response:
-        """See `Lifecycle._undelivered`. While the object store is unavailable, delivery is retried."""
+    async def _end_undelivered(self, job: Job, response: Response, error: Exception) -> Response:
+        """See `Lifecycle._end_undelivered`. While the object store is unavailable, delivery is retried."""
         if isinstance(error, ObjectStoreError):
             logger.warning("request %s: its end is not stored yet: %s", job.id, error)
             self._spawn(self._deliver_later(job, response), f"late end of {job.id}")
             return response
         await self.broker.release(job.request)
-        return await super()._undelivered(job, response, error)
+        return await super()._end_undelivered(job, response, error)
 
     async def _deliver_later(self, job: Job, response: Response) -> None:
         """Deliver an end, however long the store is unavailable: otherwise a poll would never find one."""
@@ -239,10 +239,10 @@ class QueueLifecycle(Lifecycle):
             except ObjectStoreError as error:
                 logger.warning("request %s: %s", job.id, error)
             except Exception as error:
-                await self._undelivered(job, response, error)
+                await self._end_undelivered(job, response, error)
                 return
             else:
-                self._delivered(job, response)
+                self._end_delivered(job, response)
                 return
 
     def _note_end(self, job: Job, response: Response | None) -> None:

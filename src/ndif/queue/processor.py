@@ -254,7 +254,7 @@ class Processor:
         generation = self.variant.generation
         first = self.model.dedicated_in(generation)
         hot = self._controller.cluster.hot(str(self.variant))
-        counts = [first] if sum(d.dedicated for d in hot) < first < replicas else []
+        counts = [first] if sum(replica.dedicated for replica in hot) < first < replicas else []
         gated = any(job.request.gated for job in self.queue)
         return [
             ReplicaRequest(self.model, generation, count, gated) for count in [*counts, replicas]
@@ -311,7 +311,7 @@ class Processor:
         if job is None:
             return None
         if time.monotonic() >= self._count_again:
-            self._count()
+            self._count_places()
         place = self._places.get(request_id)  # None for a job that came since the count
         text = f"Your job waits in the queue for {job.request.model.repo_id}."
         if place is not None:
@@ -324,10 +324,10 @@ class Processor:
         if status is ProcessorStatus.PROVISIONING:
             return Response(job.id, Status.PROVISIONING, f"{_PROVISIONING} {position}")
         if status is ProcessorStatus.DEPLOYING:
-            return Response(job.id, Status.DEPLOYING, f"{self._loading} {position}")
+            return Response(job.id, Status.DEPLOYING, f"{self._loading_text} {position}")
         return Response(job.id, Status.QUEUED, position)
 
-    def _count(self) -> None:
+    def _count_places(self) -> None:
         """Count the places of all waiting jobs; the longer that takes, the later is the next count."""
         began = time.monotonic()
         self._places, self._work_ahead_s, work_ahead_s = {}, [], 0.0
@@ -339,7 +339,7 @@ class Processor:
         self._count_again = ended + (ended - began) / _COUNT_SHARE
 
     @property
-    def _loading(self) -> str:
+    def _loading_text(self) -> str:
         """Return the state of a model that is loading, in words."""
         generation = self.variant.generation
         text = f"The model is being loaded for nnsight {generation}"
@@ -386,8 +386,7 @@ class Processor:
             text += f" Estimated start: in {describe_wait(wait_s)}."
         return text
 
-    async def _send_all(self, status: Status, text: str) -> None:
-        """Report a status to every waiting live client."""
+    async def _report_to_live_clients(self, status: Status, text: str) -> None:
         for job in list(self.queue):
             if job.is_live:
                 await self._report(job, Response(job.id, status, text))
@@ -440,7 +439,7 @@ class Processor:
         self._is_provisioning = True
         try:
             if is_first:
-                await self._send_all(Status.PROVISIONING, _PROVISIONING)
+                await self._report_to_live_clients(Status.PROVISIONING, _PROVISIONING)
             for request in self.replica_requests(self._needed):
                 (provided,) = await self._controller.deploy([request])
                 self.adopt(provided.replica_ids)
@@ -465,7 +464,7 @@ class Processor:
         if not self.replicas.staying:
             await self.fail_waiting(provided.problem or "The model has no replica.")
         elif is_first:
-            await self._send_all(Status.DEPLOYING, self._loading)
+            await self._report_to_live_clients(Status.DEPLOYING, self._loading_text)
 
     async def _refuse_unpermitted(self) -> None:
         """Fail waiting jobs whose users may not have this model loaded on demand."""

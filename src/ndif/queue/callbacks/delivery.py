@@ -34,7 +34,7 @@ _SWEEP_S = 600.0
 _NO_END_S = 600.0
 """Seconds after which a callback is given up if its job has no stored end."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 15.0
-_SHOWN = 1000
+_MAX_LISTED = 1000
 _NO_MAIL = "this server sends no mail any more"
 
 
@@ -72,7 +72,7 @@ class CallbackDelivery(Delivery[Callback]):
     async def describe(self) -> Callbacks:
         """Return the waiting and the given-up callbacks as operators see them."""
         waiting, dead = await self.queue.counts()
-        listed = [_listed(callback) for callback in await self.queue.all(_SHOWN)]
+        listed = [_list_entry(callback) for callback in await self.queue.all(_MAX_LISTED)]
         return Callbacks(waiting=waiting, given_up=dead, callbacks=listed)
 
     async def retry(self, request_id: str | None) -> list[str]:
@@ -81,7 +81,9 @@ class CallbackDelivery(Delivery[Callback]):
         `request_id` is the beginning of an id; None selects all callbacks that were given up.
         """
         if request_id is None:
-            callbacks = [callback for callback in await self.queue.all(_SHOWN) if callback.dead]
+            callbacks = [
+                callback for callback in await self.queue.all(_MAX_LISTED) if callback.dead
+            ]
         else:
             callbacks = await self.queue.find(request_id)
         now = self._now()
@@ -122,11 +124,11 @@ class CallbackDelivery(Delivery[Callback]):
         await self.queue.update(
             replace(item, attempts=attempts, problem=problem, due=due, dead=is_over)
         )
-        then = "given up; `ndif callbacks` lists it"
+        outcome = "given up; `ndif callbacks` lists it"
         logger.warning(
             "request %s: attempt %d of its call-back failed: %s; %s",
             *(item.request_id, attempts, problem),
-            then if is_over else f"again in {format_duration(pause_s)}",
+            outcome if is_over else f"again in {format_duration(pause_s)}",
         )
 
     async def _send(self, callback: Callback) -> None:
@@ -202,7 +204,7 @@ def message_for(callback: Callback, recipient: str, sender: str, now: float) -> 
     return new_mail(sender, recipient, subject, request_id, "\n".join(lines), now)
 
 
-def _listed(callback: Callback) -> ListedCallback:
+def _list_entry(callback: Callback) -> ListedCallback:
     return ListedCallback(
         request_id=callback.request_id,
         to=shown(callback.address),

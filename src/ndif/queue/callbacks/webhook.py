@@ -30,8 +30,8 @@ from ndif.stores.broker.signing import derive
 from ndif.tasks import within
 
 _PREFIX = "whsec_"
-_USE = "callbacks"
-_AGENT = "ndif"
+_PURPOSE = "callbacks"
+_USER_AGENT = "ndif"
 _SUCCESS = range(200, 300)
 _REDIRECTS = range(300, 400)
 
@@ -41,7 +41,7 @@ def signing_secret(server_secret: str, key: str) -> str:
 
     `key` is the opaque digest of the API key; empty for jobs that were sent without one.
     """
-    mac = hmac.digest(derive(server_secret, _USE), key.encode(), hashlib.sha256)
+    mac = hmac.digest(derive(server_secret, _PURPOSE), key.encode(), hashlib.sha256)
     return _PREFIX + base64.b64encode(mac).decode()
 
 
@@ -108,7 +108,7 @@ class Webhooks:
         """Send a webhook and return the status of the answer, whose body is not read."""
         if self._tls is None and address.scheme == "https":
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
-        headers = {"Host": address.host_header, "User-Agent": _AGENT, "Accept": "*/*"}
+        headers = {"Host": address.host_header, "User-Agent": _USER_AGENT, "Accept": "*/*"}
         body = b""
         target = address.target
         if address.kind is CallbackKind.POST:
