@@ -38,7 +38,7 @@ class AsyncFrameChannel:
         return cls(ours), theirs
 
     async def send(self, message: Message, body: Payload = b"", fds: Sequence[int] = ()) -> None:
-        """Write one frame whole; raise an `OSError` when the other end is gone.
+        """Write one frame whole; raise an `OSError` when the other end is closed.
 
         A body in a file is sent as a descriptor, which the other end reads. If the file cannot be opened,
         the channel hangs up, so that the other end does not wait for it.
@@ -80,7 +80,7 @@ class AsyncFrameChannel:
     async def receive(self, max_body_bytes: Callable[[Message], int]) -> tuple[Message, bytes]:
         """Read one frame; `max_body_bytes` returns the largest body that its message allows.
 
-        Raise `EOFError` when the other end is gone, and a `ProtocolError` when a length or the message is
+        Raise `EOFError` when the other end is closed, and a `ProtocolError` when a length or the message is
         invalid.
         """
         header_size, body_size = LENGTHS.unpack(await self._exactly(LENGTHS.size))

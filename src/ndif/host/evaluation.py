@@ -101,7 +101,7 @@ class Evaluator:
     sandbox: Mode = "best-effort"
     """Confinement of the second process, unless the operator trusts the repository's code."""
     pickled: bool = False
-    """True to measure models that have only pickled weights, if the server loads those."""
+    """True to measure models that have only pickled weights, if the server loads such weights."""
     untrusted: bool = True
     """False if the only fork server has the operator's environment."""
     defaults: Defaults = field(default_factory=Defaults)
@@ -219,7 +219,7 @@ class Evaluator:
                 answer = await self._query_once(runtime, module, question, kind)
         except _EndedError as error:
             raise _RefusedError(
-                f"the process that was to work out the size of {spec.checkpoint!r} ended"
+                f"the process that measures {spec.checkpoint!r} ended before it answered"
             ) from error
         except asyncio.TimeoutError as error:
             raise _RefusedError(

@@ -1,4 +1,4 @@
-"""Processes that load or measure models: forked from a server that has imported torch, or started anew."""
+"""Processes that load or measure models, forked by a server that has imported torch or started directly."""
 
 from __future__ import annotations
 

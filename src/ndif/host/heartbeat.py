@@ -1,6 +1,6 @@
 """Signs of life of a process, which distinguish a frozen process from a busy one and a sleeping host.
 
-A running process uses CPU time, whatever it does. A process that waits for a disk cannot be ended and is
+Every running process uses CPU time. A process that waits for a disk cannot be ended and is
 not frozen. Only the running time of the host process counts, so that a laptop may sleep, and a server may
 be stopped and continued.
 """

@@ -134,7 +134,7 @@ class Pip(Installer):
 
 
 class Uv(Installer):
-    """The uv beside this interpreter or on PATH, configured as pip is.
+    """The uv beside this interpreter or on PATH, configured like pip.
 
     It installs the same packages as pip: from the same indexes, within the same constraints. The
     constructor raises an `InstallError` if there is no uv, or if pip's settings cannot be passed on to it.

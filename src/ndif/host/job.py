@@ -34,7 +34,7 @@ class Component(Enum):
     QUEUE = "queue"
     """The process that claims requests from the broker: the embedded server, or the leader of many."""
     REPLICA = "replica"
-    """The process of a replica that outlives leaders, which holds the requests that it was sent."""
+    """The process of a replica that outlives leaders; it holds the requests that were sent to it."""
 
 
 class JobEvent(Enum):

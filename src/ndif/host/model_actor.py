@@ -176,7 +176,7 @@ class LocalModelActor:
 
     @contextlib.contextmanager
     def _device_failures_raised(self) -> Iterator[None]:
-        """Re-raise an error for which a GPU is to blame as a `FailedDeviceError`."""
+        """Re-raise an error that a GPU's failure caused as a `FailedDeviceError`."""
         try:
             yield
         except ModelProcessError as error:

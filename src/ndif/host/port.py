@@ -99,7 +99,7 @@ class ModelActor(RequestRunner, Protocol):
     """One replica of one model and generation: loaded once, HOT or WARM."""
 
     ended: asyncio.Event
-    """Set once the replica has ended, for whatever reason."""
+    """Set once the replica has ended, for any reason."""
 
     @property
     def shared_passes(self) -> SharedPasses | None:

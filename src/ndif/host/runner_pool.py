@@ -148,7 +148,7 @@ class FreshRunners:
         self._refilling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See `RunnerPool.start`. Only the first runner is awaited; the others are forked meanwhile."""
+        """See `RunnerPool.start`. Only the first runner is awaited; the others are forked afterwards."""
         await self._fill(1)
         self._refill_soon()
 

@@ -89,7 +89,7 @@ def pins(packages: Sequence[Package], installer: str) -> list[str]:
 
 
 class Runtimes:
-    """The nnsight beside ndif, and a folder of overlays with other generations.
+    """The nnsight installed with ndif, and a folder of overlays with other generations.
 
     An overlay holds nnsight and the packages that are missing here; torch, transformers and the rest come
     from ndif's environment. A folder gets a generation's name once it is complete.
@@ -147,7 +147,7 @@ class Runtimes:
         return self.installed()[generation]
 
     def remove(self, generation: str) -> None:
-        """Delete an installed generation, unless it is the one beside ndif."""
+        """Delete an installed generation, unless it is installed with ndif."""
         installed = self.installed()
         runtime = installed.get(generation)
         if runtime is None:
@@ -173,7 +173,7 @@ class Runtimes:
             )
         raise RuntimesError(
             f"nnsight {runtime.version} is already installed in {runtime.path[0]}; "
-            f"to install it anew, run `ndif runtime remove {generation}` first"
+            f"to reinstall it, run `ndif runtime remove {generation}` first"
         )
 
     @contextlib.contextmanager

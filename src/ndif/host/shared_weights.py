@@ -70,5 +70,5 @@ class SharedWeights:
             if unfinished or not memory.users:
                 del self._memory[name]
                 os.close(memory.fd)
-                # A process that waits for this memory begins anew.
+                # A process that waits for this memory begins again.
                 memory.settled.set()

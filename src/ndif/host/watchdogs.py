@@ -122,7 +122,7 @@ class GpuUsage:
 
 
 def usage_of(used: Mapping[int, int | None], runner: int, zygote: int) -> GpuUsage | None:
-    """Return the memory of a replica's processes on a device; None if the driver names none of them.
+    """Return the memory of a replica's processes on a device; None if the driver names no such process.
 
     A container may not see the driver's process ids, and some drivers do not report processes' memory.
     """
@@ -218,7 +218,7 @@ class GpuWatch:
                     # The driver also names no process of an ending replica or on a busy GPU.
                     missed += 1
                     if missed >= _MAX_MISSES and _is_child(runner, zygote):
-                        self._stop("the driver names none of a replica's processes")
+                        self._stop("the driver names no process of a replica")
                         return
                     continue
                 if reason := exceeded(share, before.setdefault(index, now), now):

@@ -95,7 +95,7 @@ class Dispatcher:
             await processor.notify_waiting(text)
 
     def adopt(self, orphans: Sequence[OrphanReplica]) -> None:
-        """Serve with replicas that another leader left."""
+        """Serve requests with replicas that another leader left."""
         for replica in self._controller.adopt(orphans):
             place = replica.placed
             if place.level is DeploymentLevel.HOT:

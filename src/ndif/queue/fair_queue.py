@@ -48,7 +48,7 @@ class Entry(Protocol):
 
     @property
     def weight(self) -> float:
-        """Return the share of the model beside other users, from the tier of the API key."""
+        """Return the share of the model relative to other users, from the tier of the API key."""
 
     @property
     def priority(self) -> bool:
@@ -296,7 +296,7 @@ class FairQueue(Generic[T]):
             raise ValueError(f"{entry.id!r} is in the queue already")
 
     def _forget_idle_accounts(self) -> None:
-        """Drop accounts of users who owe nothing, each time the number of accounts has doubled."""
+        """Drop accounts without debt, each time the number of accounts has doubled."""
         if len(self._accounts) < self._many_accounts:
             return
         for user, account in list(self._accounts.items()):

@@ -89,7 +89,7 @@ class QueuePolicy:
 
 @dataclass(slots=True)
 class LoadSample:
-    """Maxima of a processor's load since the sample before."""
+    """Maxima of a processor's load since the previous sample."""
 
     running: int = 0
     waiting: int = 0
@@ -171,7 +171,7 @@ class Processor:
         return self._run_times.wait_s(position, serving, running, now, work_ahead_s)
 
     def take_load_sample(self) -> LoadSample:
-        """Return the maxima since this was called last, and start anew."""
+        """Return the maxima since the last call, and reset them."""
         load = self._load
         self._load = LoadSample(len(self.replicas.busy), self._waiting)
         return load
@@ -231,7 +231,7 @@ class Processor:
             self._short.set()
 
     def scale(self, replicas: int) -> tuple[ReplicaKey, ...]:
-        """Evict replicas beyond this many, idle ones first, and return the keys of those evicted.
+        """Evict replicas beyond this many, idle ones first, and return the keys of the evicted replicas.
 
         `provision` requests missing ones.
         """

@@ -1,8 +1,8 @@
 """The guard of callbacks: a check of the addresses that users name and of the server's connections.
 
 A user's URL makes the server send a request from inside its network. The text is checked when the job is
-submitted, so that mistakes are explained. The network is protected by the check of every connection, which
-goes to exactly the address that was checked, whatever a name resolved to before or after.
+submitted, so that mistakes are explained. A check of every connection protects the network: the connection
+goes to exactly the checked address, even if a name resolves to other addresses before or after.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVERYWHERE: tuple[Network, ...] = (
 
 _MAX_ADDRESS = 2000
 _MAX_QUOTED = 100
-"""Characters of an address that a sentence repeats."""
+"""Characters of an address that an error message quotes."""
 _MAX_NAME = 253
 _MAX_LOCAL_PART = 64
 _LOWEST_PORT = 1024
@@ -75,7 +75,7 @@ _NOT_PUBLIC_6 = tuple(
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
 _ISATAP = (0x00005EFE, 0x02005EFE)
-"""Upper half of the interface's part of an address that holds an IPv4 address."""
+"""Upper halves of interface identifiers that hold an IPv4 address in the lower half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class CallbackKind(str, Enum):
     """The form of a callback."""
 
     GET = "get"
-    """A webhook that is fetched with the status and the id in its query."""
+    """A webhook by GET, with the status and the id in its query."""
     POST = "post"
-    """A webhook that gets a signed JSON object."""
+    """A webhook by POST, with a signed JSON object."""
     MAIL = "mail"
 
 
