@@ -719,7 +719,7 @@ class LeadersMachine(LivesMachine):
 def hasty() -> Iterator[None]:
     """Shorten waits of seconds."""
     with (
-        patch.object(queue_lifecycle, "_LOOK_S", BRIEFLY_S / 10),
+        patch.object(queue_lifecycle, "_CHECK_S", BRIEFLY_S / 10),
         patch.object(redis_broker, "_LOOK_S", BRIEFLY_S),
         patch.object(redis_broker, "_INHERIT_S", BRIEFLY_S),
         patch.object(redis_broker, "_BLOCK_MS", 20),

@@ -291,7 +291,7 @@ def test_pip_installs_runtime_that_uv_left_incomplete(
     assert (added.path[0] / "nnsight" / "modeling").is_dir()
     assert said == [
         "Looking for nnsight>=0.7,<0.8",
-        "uv installed nnsight==0.7.0, which is not all there: pip installs instead, "
+        "uv installed nnsight==0.7.0, which is incomplete: pip installs instead, "
         "which takes longer",
         "Looking for nnsight>=0.7,<0.8",
     ]

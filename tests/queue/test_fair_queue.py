@@ -529,7 +529,7 @@ def test_busy_queue_forgets_former_users() -> None:
         add(line, "ann")
         takes(line, 2)
     assert len(line._accounts) < 5_000
-    assert len(line._turns) < 5_000
+    assert len(line._heap) < 5_000
 
 
 def test_queue_without_takes_forgets_removed_requests() -> None:
@@ -540,7 +540,7 @@ def test_queue_without_takes_forgets_removed_requests() -> None:
     add(line, "ann")
     for _ in range(20_000):
         line.remove(add(line, "ann", priority=True)[0].id)
-    assert len(line._turns) < 5_000
+    assert len(line._heap) < 5_000
     assert users(takes(line)) == ["bob", "ann"]
 
 

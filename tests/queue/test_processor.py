@@ -600,7 +600,7 @@ async def test_logs_and_streams_reach_client_before_final_response(tmp_path: Pat
 async def test_polled_job_has_current_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor_module, "_COUNTING", math.inf)  # count again for each call
+    monkeypatch.setattr(processor_module, "_COUNT_SHARE", math.inf)  # count again for each call
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, second = [await line.join(polled=True) for _ in range(2)]
@@ -1052,7 +1052,7 @@ async def test_internal_error_fails_only_one_request(tmp_path: Path) -> None:
 async def test_request_of_departed_client_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_lifecycle, "_LOOK_S", OFTEN_S)
+    monkeypatch.setattr(queue_lifecycle, "_CHECK_S", OFTEN_S)
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
         first, gone, third = [await line.join() for _ in range(3)]

@@ -1,1 +1,1 @@
-"""One model process, supervised: start, run, cancel, stop."""
+"""Supervision of one model process: start, run, cancel, stop."""

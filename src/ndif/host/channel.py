@@ -38,7 +38,7 @@ class AsyncFrameChannel:
         return cls(ours), theirs
 
     async def send(self, message: Message, body: Payload = b"", fds: Sequence[int] = ()) -> None:
-        """Write one frame whole; raise an `OSError` when the other end is gone.
+        """Write one frame whole; raise an `OSError` when the other end is closed.
 
         A body in a file is sent as a descriptor, which the other end reads. If the file cannot be opened,
         the channel hangs up, so that the other end does not wait for it.
@@ -77,11 +77,11 @@ class AsyncFrameChannel:
             except BlockingIOError:
                 await until_ready(self._socket.fileno(), to_write=True)
 
-    async def receive(self, room: Callable[[Message], int]) -> tuple[Message, bytes]:
-        """Read one frame; `room` returns the largest body that its message allows.
+    async def receive(self, max_body_bytes: Callable[[Message], int]) -> tuple[Message, bytes]:
+        """Read one frame; `max_body_bytes` returns the largest body that its message allows.
 
-        Raise `EOFError` when the other end is gone, and a `ProtocolError` when a length or the message is
-        wrong.
+        Raise `EOFError` when the other end is closed, and a `ProtocolError` when a length or the message is
+        invalid.
         """
         header_size, body_size = LENGTHS.unpack(await self._exactly(LENGTHS.size))
         if header_size > _MAX_HEADER:
@@ -90,7 +90,7 @@ class AsyncFrameChannel:
             message, _ = unpack(bytes(await self._exactly(header_size)))
         except (ValueError, RecursionError) as error:
             raise ProtocolError(str(error)) from error
-        if body_size > room(message):
+        if body_size > max_body_bytes(message):
             raise ProtocolError(f"a frame of {body_size} bytes is over the limit of its kind")
         return message, bytes(await self._exactly(body_size)) if body_size else b""
 
@@ -110,19 +110,19 @@ class AsyncFrameChannel:
             del chunk[await self._receive_into(chunk) :]
             self._read += chunk
         data, self._read = self._read[:size], self._read[size:]
-        done = len(data)
-        if done < size:
-            data += bytes(size - done)
+        received = len(data)
+        if received < size:
+            data += bytes(size - received)
             view = memoryview(data)
-            while done < size:
-                done += await self._receive_into(view[done:])
+            while received < size:
+                received += await self._receive_into(view[received:])
         return data
 
-    async def _receive_into(self, room: bytearray | memoryview) -> int:
-        """Return the number of bytes received into `room`; raise `EOFError` when the channel is closed."""
+    async def _receive_into(self, buffer: bytearray | memoryview) -> int:
+        """Receive into `buffer`; return the byte count, or raise `EOFError` if the channel is closed."""
         try:
             # Always through the loop: a peer that writes without end must not starve the others.
-            count = await asyncio.get_running_loop().sock_recv_into(self._socket, room)
+            count = await asyncio.get_running_loop().sock_recv_into(self._socket, buffer)
         except (OSError, ValueError) as error:
             # uvloop raises ValueError for a socket that this side has closed.
             raise EOFError(str(error)) from error
@@ -135,11 +135,11 @@ async def until_ready(descriptor: int, *, to_write: bool = False) -> None:
     """Return once a descriptor can be read, or written to."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     if to_write:
-        watch, leave = loop.add_writer, loop.remove_writer
+        add_watch, remove_watch = loop.add_writer, loop.remove_writer
     else:
-        watch, leave = loop.add_reader, loop.remove_reader
-    watch(descriptor, ready.set)
+        add_watch, remove_watch = loop.add_reader, loop.remove_reader
+    add_watch(descriptor, ready.set)
     try:
         await ready.wait()
     finally:
-        leave(descriptor)
+        remove_watch(descriptor)

@@ -1,4 +1,4 @@
-"""CUDA errors that mean that a GPU has failed, and the time for which failed GPUs take no model."""
+"""CUDA errors that report a failed GPU, and the rest period of a failed GPU, which then takes no model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class DeviceFailure:
 def device_failure(lines: Iterable[str]) -> DeviceFailure | None:
     """Return the last line that reports a failed GPU, like `CUDA error: unspecified launch failure`.
 
-    `CUDA error on GPU 2: …` names the GPU by its index among all of the node's.
+    `CUDA error on GPU 2: …` names the GPU by its index among all GPUs of the node.
     """
     failure = None
     for line in lines:
-        found = _LINE.match(line)
-        if found is not None and not any(why in found["why"] for why in _PROGRAM_ERRORS):
-            failure = DeviceFailure(found["error"], int(found["gpu"]) if found["gpu"] else None)
+        match = _LINE.match(line)
+        if match is not None and not any(why in match["why"] for why in _PROGRAM_ERRORS):
+            failure = DeviceFailure(match["error"], int(match["gpu"]) if match["gpu"] else None)
     return failure
 
 
@@ -62,18 +62,18 @@ class DeviceErrors:
 
     def noted(self, devices: Iterable[str], error: str, now: float) -> DeviceErrors:
         """Return the record with an error of these GPUs added and expired errors removed."""
-        known = {
+        kept = {
             device: recent
             for device, errors in self.by_device.items()
-            if (recent := tuple(e for e in errors if now - e[0] < WITHIN_S + REST_S))
+            if (recent := tuple(entry for entry in errors if now - entry[0] < WITHIN_S + REST_S))
         }
         return DeviceErrors(
-            {**known, **{one: (*known.get(one, ()), (now, error)) for one in devices}}
+            {**kept, **{device: (*kept.get(device, ()), (now, error)) for device in devices}}
         )
 
     def withdrawn(self, now: float) -> dict[str, Withdrawal]:
         """Return the GPUs that are out of placement now, by name."""
-        found = {}
+        withdrawals = {}
         for device, errors in self.by_device.items():
             ends = [
                 last + REST_S
@@ -81,5 +81,5 @@ class DeviceErrors:
                 if last - first <= WITHIN_S
             ]
             if ends and now < ends[-1]:
-                found[device] = Withdrawal(ends[-1], errors[-1][1])
-        return found
+                withdrawals[device] = Withdrawal(ends[-1], errors[-1][1])
+        return withdrawals

@@ -13,7 +13,13 @@ from ndif.host.gpus import BY_BUS, ORDER, VISIBLE
 from ndif.host.runtimes import Runtime
 
 _CREDENTIALS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
-_OURS = (str(Settings.model_config["env_prefix"]), "RAY_", "POSTGRES_", "PGPASS", "MAILGUN_")
+_CONTROL_PLANE = (
+    str(Settings.model_config["env_prefix"]),
+    "RAY_",
+    "POSTGRES_",
+    "PGPASS",
+    "MAILGUN_",
+)
 """Prefixes of the control plane's own variables, which hold secrets: no model process gets them."""
 _HARMLESS = (
     *("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV"),
@@ -33,12 +39,15 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
     path = [*map(str, runtime.path), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         # By default torch's threads spin for some 15 ms after their last work, while the host needs the
-        # cores to send the result. This value is up to 3 ms, depending on the processor. It must outlast
-        # the pauses within a forward pass: a thread that sleeps in each pause costs 12 ms per pass, since
-        # Linux in a virtual machine often wakes it on the busy core though another is idle.
+        # cores to send the result. With this value they spin for up to 3 ms, depending on the processor.
+        # The spin must outlast the pauses within a forward pass: a thread that sleeps in each pause costs
+        # 12 ms per pass, since Linux in a virtual machine often wakes it on the busy core though another is
+        # idle.
         "GOMP_SPINCOUNT": "50000",
-        **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
-        # Without it CUDA counts the fastest card first; the driver, placement and operators count by bus.
+        **{
+            name: value for name, value in os.environ.items() if not name.startswith(_CONTROL_PLANE)
+        },
+        # By default CUDA numbers the fastest GPU first; the driver, placement and operators number by bus.
         ORDER: BY_BUS,
         **({} if devices is None else {VISIBLE: devices}),
         "PYTHONPATH": os.pathsep.join(path),
@@ -51,7 +60,7 @@ def environment(runtime: Runtime, devices: str | None = None) -> dict[str, str]:
 
 
 def for_untrusted(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that untrusted code may read: it lies in each fork's memory."""
+    """Return the part of an environment that untrusted code may read; each fork holds it in memory."""
     return {
         **{name: value for name, value in variables.items() if name.startswith(_HARMLESS)},
         "TOKENIZERS_PARALLELISM": "false",
@@ -114,8 +123,8 @@ def nearby_cpus(
     """Return the allowed CPUs for a process whose GPUs are attached to these NUMA nodes.
 
     Memory needs no policy of its own: Linux takes a page from the node of the CPU that first touches it.
-    None leaves the process on all of them: if a GPU's node is unknown, if no CPU near it is allowed, or if
-    all allowed CPUs are near.
+    None leaves the process on all allowed CPUs: if a GPU's node is unknown, if no CPU near it is allowed,
+    or if all allowed CPUs are near.
     """
     if not nodes or None in nodes:
         return None
@@ -126,13 +135,13 @@ def nearby_cpus(
 
 def cpus_by_node(folder: Path = _NUMA_NODES) -> dict[int, frozenset[int]]:
     """Return the CPUs of each NUMA node; empty if the kernel does not list them."""
-    found = {}
+    cpus = {}
     for node in folder.glob("node[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
-            found[int(node.name.removeprefix("node"))] = parse_cpu_list(
+            cpus[int(node.name.removeprefix("node"))] = parse_cpu_list(
                 (node / "cpulist").read_text()
             )
-    return found
+    return cpus
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
@@ -145,7 +154,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 def bind(pid: int, cpus: Collection[int]) -> None:
     """Bind every thread of a process, and the threads that they start later, to these CPUs."""
-    # Threads that the first one starts after its binding inherit it.
+    # Threads that the main thread starts after its binding inherit the binding.
     others = (int(path.name) for path in Path(f"/proc/{pid}/task").glob("[0-9]*"))
     for thread in [pid, *others]:
         with contextlib.suppress(ProcessLookupError):  # the thread has ended

@@ -36,13 +36,13 @@ from ndif.tasks import aside, end, within
 
 _OUTLINE, _MEASURE = "ndif.runtime.weights.checkpoint_metadata", "ndif.runtime.measure"
 _OUTLINES_AT_ONCE, _MEASURED_AT_ONCE = 8, 4
-_FIRST_TURN_S = 5.0
+_FIRST_ATTEMPT_S = 5.0
 _REFUSED_S = 600.0
 """Seconds for which a commit that could not be measured is refused without another attempt."""
-_REFUSED_FOR_TIME_S = 60.0
+_REFUSED_AFTER_TIMEOUT_S = 60.0
 """The same after a timeout: the machine may be less busy at the next attempt."""
-_MOST_REFUSALS = 1000
-_LONGEST_ANSWER = 1 << 18
+_MAX_REFUSALS = 1000
+_MAX_ANSWER_BYTES = 1 << 18
 
 Question = OutlineQuestion | SizeQuestion
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Measured:
     structure: ModelStructure | None = None
     """The model's tree of modules; None if it could not be described."""
     cuda: bool | None = None
-    """True if the runtime's torch finds a GPU; None if it was not asked."""
+    """True if the runtime's torch finds a GPU; None if the evaluator does not look for one."""
 
 
 @dataclass(eq=False)
@@ -88,20 +88,20 @@ class Evaluator:
     """Measures each model once, and remembers the answers.
 
     Two processes, started by fork servers, measure a model one after the other. The first reaches the hub
-    with the operator's account, downloads a repository's configs and the headers of its weights, and reads
-    none of them. The second reads them, confined to their folder. Both have limits of memory and time, and
-    few of each run at once. Placement is the decision of the controller.
+    with the operator's account, downloads a repository's configs and the headers of its weights, but reads
+    none of these files. The second reads the files, confined to their folder. Both have limits of memory
+    and time, and only a few of each run at once. The controller decides placement.
     """
 
     measuring: Callable[[Runtime], None] = lambda _: None
     """Called with the runtime before a new model is measured."""
     fork_servers: ForkServers = field(default_factory=ForkServers)
     look_for_cuda: bool = False
-    """True to have processes say if their torch finds a GPU."""
+    """True to have processes report whether their torch finds a GPU."""
     sandbox: Mode = "best-effort"
     """Confinement of the second process, unless the operator trusts the repository's code."""
     pickled: bool = False
-    """True to measure models that have only pickled weights, if the server loads those."""
+    """True to measure models that have only pickled weights, if the server loads such weights."""
     untrusted: bool = True
     """False if the only fork server has the operator's environment."""
     defaults: Defaults = field(default_factory=Defaults)
@@ -109,12 +109,12 @@ class Evaluator:
     patience_s: float = 60.0
     """Seconds that a process may take for one model."""
     _outlining: MeasurementSlots = field(
-        default_factory=lambda: MeasurementSlots(_OUTLINES_AT_ONCE, _FIRST_TURN_S)
+        default_factory=lambda: MeasurementSlots(_OUTLINES_AT_ONCE, _FIRST_ATTEMPT_S)
     )
     _reading: MeasurementSlots = field(
-        default_factory=lambda: MeasurementSlots(_MEASURED_AT_ONCE, _FIRST_TURN_S)
+        default_factory=lambda: MeasurementSlots(_MEASURED_AT_ONCE, _FIRST_ATTEMPT_S)
     )
-    _known: dict[ModelSpec, asyncio.Task[Measured]] = field(default_factory=dict)
+    _evaluations: dict[ModelSpec, asyncio.Task[Measured]] = field(default_factory=dict)
     _refused: dict[tuple[ModelSpec, str], tuple[float, str]] = field(default_factory=dict)
     """End of a commit's refusal (by `time.monotonic`) and its reason, the oldest first."""
 
@@ -122,44 +122,44 @@ class Evaluator:
         """Return the memory that `config` needs in `runtime`, or raise an `EvaluationError`."""
         dtype = self.defaults.dtype_of(config)
         spec = spec_of(config, runtime.generation, dtype=dtype, pickled=self.pickled)
-        task = self._known.get(spec)
+        task = self._evaluations.get(spec)
         if task is None:
             self.measuring(runtime)
-            asking = self._evaluate(spec, runtime)
-            task = self._known[spec] = asyncio.create_task(asking, name="evaluation")
-            task.add_done_callback(lambda done: self._forget_failed(spec, done))
+            evaluation = self._evaluate(spec, runtime)
+            task = self._evaluations[spec] = asyncio.create_task(evaluation, name="evaluation")
+            task.add_done_callback(lambda finished: self._forget_failed(spec, finished))
         # Unlike `await task`, this leaves the task to other waiting callers if this one is cancelled.
         await asyncio.wait([task])
         if task.cancelled():
             raise EvaluationError("the server is stopping")
-        found = task.result()
+        measured = task.result()
         # A later request that names the task means the same model.
-        self._known.setdefault(replace(spec, task=found.task), task)
-        return replace(found, size_bytes=self.defaults.padded(found.size_bytes, config))
+        self._evaluations.setdefault(replace(spec, task=measured.task), task)
+        return replace(measured, size_bytes=self.defaults.padded(measured.size_bytes, config))
 
-    def _forget_failed(self, spec: ModelSpec, done: asyncio.Task[Measured]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            self._known.pop(spec, None)
+    def _forget_failed(self, spec: ModelSpec, task: asyncio.Task[Measured]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._evaluations.pop(spec, None)
 
     async def stop(self) -> None:
         """End every process; waiting callers get an `EvaluationError`."""
-        await end([task for task in self._known.values() if not task.done()])
+        await end([task for task in self._evaluations.values() if not task.done()])
 
     async def _evaluate(self, spec: ModelSpec, runtime: Runtime) -> Measured:
         """Return a model's measurements without padding, or raise an `EvaluationError`."""
         # A folder has no commit, so it is never refused: its operator may repair it at any time.
         facts = RepositoryFacts(spec.checkpoint)
         owner = "" if spec.is_folder else spec.checkpoint.partition("/")[0]
-        with _a_folder() as empty:
+        with _scratch_folder() as scratch:
             if not spec.is_folder:
                 # A mistyped name must not wait for a fork server, which may take many seconds to start.
-                why = await self._outlining.run(owner, lambda: _look(spec))
+                why = await self._outlining.run(owner, lambda: _hub_refusal(spec))
                 if why is not None:
                     raise EvaluationError(why)
-                asked = OutlineQuestion(spec, empty, environment(runtime))
+                outline_question = OutlineQuestion(spec, scratch, environment(runtime))
                 facts = await self._outlining.run(
                     owner,
-                    lambda: self._ask(runtime, _OUTLINE, spec, asked, RepositoryFacts),
+                    lambda: self._query(runtime, _OUTLINE, spec, outline_question, RepositoryFacts),
                 )
             commit = facts.commit
             config = Path(facts.folder, "config.json")
@@ -175,7 +175,7 @@ class Evaluator:
             try:
                 size = await self._reading.run(
                     owner,
-                    lambda: self._ask(runtime, _MEASURE, spec, question, ModelSize),
+                    lambda: self._query(runtime, _MEASURE, spec, question, ModelSize),
                 )
             except _RefusedError as error:
                 if commit is not None:
@@ -183,11 +183,11 @@ class Evaluator:
                 raise
         structure = read_structure(size.structure)
         if structure is not None and facts.tokenizer is not None:
-            known = {
+            fields = {
                 "license": facts.license or structure.license,
                 "tokenizer": facts.tokenizer,
             }
-            structure = structure.model_copy(update=known)
+            structure = structure.model_copy(update=fields)
         return Measured(
             size.bytes, task, facts.repo_id, size.parameters, facts.gated, structure, size.cuda
         )
@@ -200,10 +200,10 @@ class Evaluator:
     def _remember_refusal(self, spec: ModelSpec, commit: str, error: _RefusedError) -> None:
         self._refused.pop((spec, commit), None)
         self._refused[spec, commit] = time.monotonic() + error.for_s, str(error)
-        if len(self._refused) > _MOST_REFUSALS:
+        if len(self._refused) > _MAX_REFUSALS:
             del self._refused[next(iter(self._refused))]
 
-    async def _ask(
+    async def _query(
         self,
         runtime: Runtime,
         module: str,
@@ -214,23 +214,23 @@ class Evaluator:
         """Return the answer of a new process, or raise an `EvaluationError`."""
         try:
             try:
-                answer = await self._ask_once(runtime, module, question, kind)
+                answer = await self._query_once(runtime, module, question, kind)
             except _EndedError:  # its fork server may have ended
-                answer = await self._ask_once(runtime, module, question, kind)
+                answer = await self._query_once(runtime, module, question, kind)
         except _EndedError as error:
             raise _RefusedError(
-                f"the process that was to work out the size of {spec.checkpoint!r} ended"
+                f"the process that measures {spec.checkpoint!r} ended before it answered"
             ) from error
         except asyncio.TimeoutError as error:
             raise _RefusedError(
                 f"the size of {spec.checkpoint!r} was not known after {format_duration(self.patience_s)}",
-                _REFUSED_FOR_TIME_S,
+                _REFUSED_AFTER_TIMEOUT_S,
             ) from error
         if isinstance(answer, Failure):
             raise _RefusedError(answer.failed)
         return answer
 
-    async def _ask_once(
+    async def _query_once(
         self, runtime: Runtime, module: str, question: Question, kind: type[T]
     ) -> T | Failure:
         ours, theirs = socket.socketpair()
@@ -247,29 +247,29 @@ class Evaluator:
                 f"the process that measures models could not be started: {error}"
             ) from error
         try:
-            source, writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_ANSWER)
+            source, writer = await asyncio.open_connection(sock=ours, limit=_MAX_ANSWER_BYTES)
             with contextlib.closing(writer):
-                return await within(_converse(source, writer, question, kind), self.patience_s)
+                return await within(_exchange(source, writer, question, kind), self.patience_s)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
 
 
-async def _look(spec: ModelSpec) -> str | None:
-    """Return the reason why the hub refuses a repository to this server; None if it does not."""
+async def _hub_refusal(spec: ModelSpec) -> str | None:
+    """Return the reason why the hub refuses a repository to this server; None without a refusal."""
 
-    def look() -> str | None:
+    def check() -> str | None:
         from ndif.runtime.weights.fetch import unavailable  # imports the hub's library
 
         return unavailable(spec)
 
     # If the hub does not answer, the thread is left behind and ends with the process.
-    return await aside(look)
+    return await aside(check)
 
 
 @contextlib.contextmanager
-def _a_folder() -> Iterator[str]:
+def _scratch_folder() -> Iterator[str]:
     """Yield an empty folder and remove it afterwards; raise an `EvaluationError` if there is no room."""
     try:
         folder = tempfile.mkdtemp(prefix="ndif-outline-")
@@ -294,16 +294,16 @@ class _EndedError(Exception):
     """The process ended before it answered."""
 
 
-async def _converse(
+async def _exchange(
     source: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Question, kind: type[T]
 ) -> T | Failure:
     """Return a process's answer to a question, or raise `_EndedError`."""
     try:
         writer.write(to_json(question) + b"\n")
         await writer.drain()
-        said = await source.readline()
+        answer = await source.readline()
         with contextlib.suppress(ValueError):
-            return from_json(Failure, said)
-        return from_json(kind, said)
+            return from_json(Failure, answer)
+        return from_json(kind, answer)
     except (ConnectionError, ValueError) as error:  # it ended, or its answer is malformed
         raise _EndedError from error

@@ -60,7 +60,7 @@ class Execution:
         self._settings = settings
 
     def instructions(self, request: Request, size: int = 0) -> Run:
-        """Return the order to run a request; `size`: bytes of its payload in a frame with others."""
+        """Return the order to run a request; `size`: bytes of its payload in a shared frame."""
         # Clients of the headers wire load a result from its frame without decompressing it.
         loaded_from_frame = request.subscription_id is not None and request.wire is Wire.HEADERS
         largest = self._settings.largest_result(trusted=request.trusted)
@@ -78,7 +78,7 @@ class Execution:
     async def completed(
         self, request: Request, body: bytes, compressed: bool, cost: Mapping[str, float]
     ) -> Response:
-        """Return the response with a result that came in a frame; for a client that polls, store it."""
+        """Return the response with a result that came in a frame; store it for a client that polls."""
         if request.subscription_id is None:
             with step("store"):
                 await self.objects.put(result_key(request.id), body)
@@ -149,7 +149,7 @@ class Exchange:
                     self._clock = RunClock()
                 if isinstance(message, Returned | Spilled | Error):
                     return await self._finish(message, body)
-                if not await self._follow(message, body):
+                if not await self._handle(message, body):
                     break
             return None
         finally:
@@ -160,7 +160,7 @@ class Exchange:
             if self._is_admitted:
                 execution.objects.room.settle(request.id, stored=self._is_stored)
 
-    async def _follow(self, message: Message, body: bytes) -> bool:
+    async def _handle(self, message: Message, body: bytes) -> bool:
         """Act on a runner's frame; return False if the runner ends meanwhile."""
         execution, runner = self._execution, self._runner
         match message:
@@ -203,14 +203,14 @@ class Exchange:
                 self._is_stored = True
                 return response
             case Spilled(report):
-                return await self._stored(report)
+                return await self._store(report)
             case Error(report, ends):
                 if ends:
-                    self._runner.kill()  # no other request may be given this runner
+                    self._runner.kill()  # the runner must not serve another request
                 text, cost = body.decode(errors="replace"), self._clock.cost(report)
                 return Response(request.id, Status.ERROR, text, meta=cost)
 
-    async def _stored(self, report: RunReport) -> Response | None:
+    async def _store(self, report: RunReport) -> Response | None:
         """Store the file that the runner has written, and return the response with its address."""
         upload, request = self._upload, self._request
         if upload is None:
@@ -239,13 +239,13 @@ class RunClock:
     """The times of one run by the clocks of this process, which no block can set."""
 
     def __init__(self) -> None:
-        self._began, self._moment = time.perf_counter(), time.time()
+        self._began, self._began_unix = time.perf_counter(), time.time()
 
     def cost(self, report: RunReport) -> dict[str, float]:
         """Return the run's reported memory and its seconds until now, and record its reported steps."""
-        if (recorded := current()) is not None:
-            for each in self.steps(report):
-                recorded.record(each)
+        if (recorder := current()) is not None:
+            for reported in self.steps(report):
+                recorder.record(reported)
         return self.measured(report)
 
     def measured(self, report: RunReport) -> dict[str, float]:
@@ -255,7 +255,7 @@ class RunClock:
 
     def steps(self, report: RunReport) -> list[Step]:
         """Return the run's reported steps."""
-        return steps_of(report, self._moment, time.time())
+        return steps_of(report, self._began_unix, time.time())
 
 
 def announcement(request: Request) -> Response:
@@ -266,10 +266,10 @@ def announcement(request: Request) -> Response:
 async def announce(request: Request, respond: Respond) -> None:
     """Report DISPATCHED to a client, or raise a `ClientLeftError` if its live client has left."""
     try:
-        heard = await respond(announcement(request))
+        is_delivered = await respond(announcement(request))
     except BrokerError as error:
-        # The broker is unavailable, so the client may still be there: the job runs unannounced.
+        # The broker is unavailable, so the client may still be connected: the job runs unannounced.
         logger.warning("request %s: %s", request.id, error)
         return
-    if not heard:
+    if not is_delivered:
         raise ClientLeftError

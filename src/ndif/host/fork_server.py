@@ -1,4 +1,4 @@
-"""Processes that load or measure models: forked from a server that has imported torch, or started anew."""
+"""Processes that load or measure models, forked by a server that has imported torch or started directly."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class FrozenError(OSError):
 class Process:
     """A process of this host, with a part of the interface of `asyncio.subprocess.Process`.
 
-    A descriptor of the process (pidfd) reports its end. Its pipes cannot: programs that a block has started
-    may outlive it and hold them open.
+    A descriptor of the process (pidfd) reports the end of the process. The pipes cannot: programs that a
+    block has started may outlive the process and hold the pipes open.
     """
 
     def __init__(self, pid: int, stdout: asyncio.StreamReader | None) -> None:
@@ -87,12 +87,12 @@ class ForkedProcess(Process):
     async def _watch(self) -> int:
         try:
             await until_ready(self._descriptor)
-            said = b""
+            report = b""
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 loop = asyncio.get_running_loop()
-                said = await within(loop.sock_recv(self._status, 64), _PATIENCE_S)
+                report = await within(loop.sock_recv(self._status, 64), _PATIENCE_S)
             # Without a report the server has ended, which kills its children.
-            self.returncode = code = int(STATUS.unpack(said)[0] if said else -signal.SIGKILL)
+            self.returncode = code = int(STATUS.unpack(report)[0] if report else -signal.SIGKILL)
             return code
         finally:
             os.close(self._descriptor)
@@ -166,7 +166,7 @@ class _ForkServer:
             control.close()
             raise
         self._has_forked = False
-        self.asked = 0
+        self.requested = 0
         """Number of children requested and not yet forked."""
         self._children: set[ForkedProcess] = set()
         self.used_at = time.monotonic()
@@ -179,7 +179,7 @@ class _ForkServer:
     @property
     def is_idle(self) -> bool:
         """Return True if no child of the server is alive or requested."""
-        return not self.asked and all(child.returncode is not None for child in self._children)
+        return not self.requested and all(child.returncode is not None for child in self._children)
 
     async def fork(
         self, module: str, channel: socket.socket, *, keep_output: bool
@@ -214,16 +214,18 @@ class _ForkServer:
                     raise FrozenError(f"fork server {pid} shows no sign of life")
             finally:
                 await end([answered, frozen])
-            said, descriptors, _, _ = socket.recv_fds(status, STATUS.size, 1)
-            if not said:
+            report, descriptors, _, _ = socket.recv_fds(status, STATUS.size, 1)
+            if not report:
                 raise ForkServerError("the fork server ended")
             until_forked.pop_all()
             stdout = None
             if keep_output:
                 stdout = await _reader(os.fdopen(reading, "rb", buffering=0))
-            child = ForkedProcess(STATUS.unpack(said)[0], descriptors[0], status, stdout)
+            child = ForkedProcess(STATUS.unpack(report)[0], descriptors[0], status, stdout)
             self._has_forked = True
-            self._children = {one for one in self._children if one.returncode is None} | {child}
+            self._children = {other for other in self._children if other.returncode is None} | {
+                child
+            }
             return child
 
     def stop(self) -> None:
@@ -239,8 +241,8 @@ _Key = tuple[Runtime, tuple[tuple[str, str], ...]]
 class ForkServers:
     """The fork servers of one host, by runtime and environment.
 
-    Processes for untrusted code have an environment without secrets, and so a server of their own.
-    Servers of the runtime beside ndif stay; others end after `idle_s` without a child.
+    Processes for untrusted code have an environment without secrets, and therefore their own fork server.
+    Servers of the runtime installed with ndif stay; other servers end after `idle_s` without a child.
     """
 
     def __init__(self, idle_s: float = _IDLE_S, frozen_s: float = FROZEN_S) -> None:
@@ -253,7 +255,7 @@ class ForkServers:
         """Frozen servers: they get no more requests, but their children may live."""
 
     def prepare(self, runtime: Runtime, *, untrusted: bool) -> None:
-        """Start the fork server for such processes, unless it runs or is known to fail."""
+        """Start the fork server for these processes, unless it runs or has ended before its first fork."""
         key = self._key(runtime, untrusted=untrusted)
         if key in self._servers and not self._servers[key].was_killed:
             return
@@ -286,18 +288,18 @@ class ForkServers:
             if self._servers[key].was_killed:
                 self.prepare(runtime, untrusted=untrusted)
             server = self._servers[key]
-            server.asked, server.used_at = server.asked + 1, time.monotonic()
+            server.requested, server.used_at = server.requested + 1, time.monotonic()
             try:
                 return await server.fork(module, channel, keep_output=keep_output)
             except FrozenError as error:
-                logger.error("%s; it is asked for nothing more", error)  # noqa: TRY400 - a sentence
+                logger.error("%s; it gets no further requests", error)  # noqa: TRY400 - a sentence
                 if self._servers.get(key) is server:
                     self._frozen.append(self._servers.pop(key))
                 raise
             except ForkServerError as error:
                 logger.warning("a process of nnsight %s is not forked: %s", runtime.version, error)
             finally:
-                server.asked -= 1
+                server.requested -= 1
                 self._retire_later(key)
         # A new session: Ctrl-C is for the host, which decides when its processes end.
         process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own interpreter

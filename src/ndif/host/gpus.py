@@ -69,7 +69,7 @@ class PhysicalGpu:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The driver's GPUs, and a sentence for each that cannot be used."""
+    """The driver's GPUs, and a sentence for each unusable GPU."""
 
     gpus: tuple[PhysicalGpu, ...]
     failures: tuple[str, ...]
@@ -119,25 +119,29 @@ class VisibleGpus:
 def select_visible(gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]) -> VisibleGpus:
     """Select a machine's GPUs by the environment, as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 
-    A process that sees an instance of a divided GPU sees nothing else. So whole GPUs have precedence.
-    Without them one instance is used alone: the first that the environment names, or else the largest.
+    A process that sees an instance of a divided GPU sees no other device, so whole GPUs have precedence.
+    Without whole GPUs only one instance is used: the first that the environment names, or else the largest.
     """
     gpus = sorted(gpus, key=lambda gpu: [int(part, 16) for part in re.split("[:.]", gpu.pci)])
-    chosen, notes = _chosen(gpus, variables)
-    whole = [one.gpu for one in chosen if isinstance(one, PhysicalGpu) and one.instances is None]
+    chosen, notes = _named_gpus(gpus, variables)
+    whole = [
+        device.gpu
+        for device in chosen
+        if isinstance(device, PhysicalGpu) and device.instances is None
+    ]
     instances: list[Gpu] = []
-    for one in chosen:
-        if isinstance(one, Gpu):
-            instances.append(one)
-        elif one.instances is not None:
-            instances += one.instances
-            if not one.instances:
+    for device in chosen:
+        if isinstance(device, Gpu):
+            instances.append(device)
+        elif device.instances is not None:
+            instances += device.instances
+            if not device.instances:
                 notes.append(
-                    f"{_describe(one.gpu)} is in MIG mode and has no instance: it is not used."
+                    f"{_describe(device.gpu)} is in MIG mode and has no instance: it is not used."
                 )
     if not instances:
         return VisibleGpus(tuple(whole), tuple(notes))
-    named = [one for one in chosen if isinstance(one, Gpu)]
+    named = [device for device in chosen if isinstance(device, Gpu)]
     used = whole or named[:1] or [max(instances, key=lambda gpu: gpu.total_bytes or 0)]
     unused = len(instances) - (0 if whole else 1)
     if unused:
@@ -148,71 +152,76 @@ def select_visible(gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]) ->
     return VisibleGpus(tuple(used), tuple(notes))
 
 
-def _chosen(
+def _named_gpus(
     gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]
 ) -> tuple[list[PhysicalGpu | Gpu], list[str]]:
     """Return the GPUs that the environment names, by default all, and notes for the operator."""
-    # Slurm sets the second instead if its GPUs are not configured as CUDA devices.
+    # Slurm sets GPU_DEVICE_ORDINAL instead if its GPUs are not configured as CUDA devices.
     ordinals = ["GPU_DEVICE_ORDINAL"] if "SLURM_JOB_ID" in variables else []
     for name in (VISIBLE, *ordinals):
         if (text := variables.get(name)) is not None:
-            return _listed(name, text, gpus)
-    return [*_of_slurm(gpus, variables)], []
+            return _parse_list(name, text, gpus)
+    return [*_slurm_gpus(gpus, variables)], []
 
 
-def _of_slurm(gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]) -> Sequence[PhysicalGpu]:
+def _slurm_gpus(gpus: Sequence[PhysicalGpu], variables: Mapping[str, str]) -> Sequence[PhysicalGpu]:
     """Return the GPUs of a Slurm job in which `CUDA_VISIBLE_DEVICES` is unset.
 
-    Slurm's global ids are the numbers of the device files, whatever the job's cgroup hides. Where the
-    cgroup hides the other GPUs, the driver shows no more GPUs than there are ids.
+    Slurm's global ids are the numbers of the device files, even if the job's cgroup hides some GPUs. Where
+    the cgroup hides the other GPUs, the driver shows no more GPUs than there are ids.
     """
     text = variables.get("SLURM_STEP_GPUS") or variables.get("SLURM_JOB_GPUS")
     if text is None or not re.fullmatch(r"\d+(,\d+)*", text):
         return gpus
-    ids = {int(one) for one in text.split(",")}
+    ids = {int(number) for number in text.split(",")}
     if len(gpus) <= len(ids):
         return gpus
     return [gpu for gpu in gpus if gpu.minor in ids]
 
 
-def _listed(
+def _parse_list(
     variable: str, text: str, gpus: Sequence[PhysicalGpu]
 ) -> tuple[list[PhysicalGpu | Gpu], list[str]]:
-    """Read a list as CUDA does: an entry that names no device ends it, and a repeated entry voids it."""
+    """Read a list as CUDA does: an entry without a device ends the list, and a repeated entry voids it."""
     chosen: list[PhysicalGpu | Gpu] = []
-    known: dict[str, PhysicalGpu | Gpu]
+    candidates: dict[str, PhysicalGpu | Gpu]
     if text.startswith("MIG-"):
-        prefix, known = "MIG-", {one.uuid: one for gpu in gpus for one in gpu.instances or ()}
+        prefix, candidates = (
+            "MIG-",
+            {instance.uuid: instance for gpu in gpus for instance in gpu.instances or ()},
+        )
     else:
-        prefix, known = "GPU-", {gpu.gpu.uuid: gpu for gpu in gpus}
+        prefix, candidates = "GPU-", {gpu.gpu.uuid: gpu for gpu in gpus}
     by_uuid = text.startswith(prefix)
     for entry in text.split(","):
-        found = _uuid(entry, prefix, known) if by_uuid else _index(entry, gpus)
-        if found is None:
+        device = (
+            _find_by_uuid(entry, prefix, candidates) if by_uuid else _find_by_index(entry, gpus)
+        )
+        if device is None:
             if entry.strip() in ("", "-1", "NoDevFiles"):  # the usual values for none
                 return chosen, []
             return chosen, [
                 f"{variable}={text[:200]}: {entry.strip()[:80]!r} names no GPU of this machine; it and "
-                "what follows it are left out, as CUDA leaves them out."
+                "all later entries are left out, as CUDA does."
             ]
-        if found in chosen:
+        if device in chosen:
             return [], [
                 f"{variable}={text[:200]} names a GPU twice: CUDA sees no GPU then, and none is used."
             ]
-        chosen.append(found)
+        chosen.append(device)
     return chosen, []
 
 
-def _uuid(
-    entry: str, prefix: str, known: Mapping[str, PhysicalGpu | Gpu]
+def _find_by_uuid(
+    entry: str, prefix: str, candidates: Mapping[str, PhysicalGpu | Gpu]
 ) -> PhysicalGpu | Gpu | None:
     if not entry.startswith(prefix):
         return None
-    found = [device for uuid, device in known.items() if uuid.startswith(entry)]
-    return known.get(entry) or (found[0] if len(found) == 1 else None)
+    matches = [device for uuid, device in candidates.items() if uuid.startswith(entry)]
+    return candidates.get(entry) or (matches[0] if len(matches) == 1 else None)
 
 
-def _index(entry: str, gpus: Sequence[PhysicalGpu]) -> PhysicalGpu | None:
+def _find_by_index(entry: str, gpus: Sequence[PhysicalGpu]) -> PhysicalGpu | None:
     """Return the GPU of this number, which CUDA reads like C's strtol, up to the first other character."""
     number = re.match(r"\s*[+-]?\d+", entry, re.ASCII)
     index = int(number[0]) if number else -1
@@ -227,7 +236,7 @@ def without_memory(gpu: Gpu) -> str:
     """Return a note for the operator: no model is placed on a device without memory of its own."""
     return (
         f"{_describe(gpu)} shares the machine's memory, and its driver reports no size: no model is placed "
-        "on it. Declare what models may take as a GPU and as a CPU, like NDIF_NODE_GPUS=1x96GiB and "
+        "on it. Declare the memory for models as a GPU and as a CPU, like NDIF_NODE_GPUS=1x96GiB and "
         "NDIF_NODE_CPU_MEMORY=16GiB."
     )
 
@@ -249,8 +258,8 @@ class Driver:
 
     async def physical_gpus(self) -> tuple[list[PhysicalGpu], list[str]]:
         """Return the GPUs of this machine, and a sentence for each that cannot be used."""
-        found = await self._query("gpus", Devices)
-        return [*found.gpus], [f"{failure}: it is not used." for failure in found.failures]
+        devices = await self._query("gpus", Devices)
+        return [*devices.gpus], [f"{failure}: it is not used." for failure in devices.failures]
 
     async def processes(self) -> Mapping[str, Mapping[int, int | None]]:
         """Return the bytes of each process on each device, by UUID and process id."""
@@ -258,14 +267,14 @@ class Driver:
 
     async def versions(self) -> tuple[str | None, tuple[int, int] | None]:
         """Return the driver's version, and the newest CUDA that it supports."""
-        found = await self._query("versions", DriverVersions)
-        cuda = found.cuda
-        return found.driver, None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
+        versions = await self._query("versions", DriverVersions)
+        cuda = versions.cuda
+        return versions.driver, None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
 
     async def _query(self, question: str, kind: type[T]) -> T:
         async with self._lock:
             try:
-                line = await within(self._line(question), self.timeout_s)
+                line = await within(self._read_line(question), self.timeout_s)
             except asyncio.TimeoutError as error:
                 self._abandon()
                 raise DriverError(
@@ -279,7 +288,7 @@ class Driver:
         refused = from_json(Refused, line)
         raise DriverError(f"the NVIDIA driver says {refused.failed}", absent=refused.absent)
 
-    async def _line(self, question: str) -> bytes:
+    async def _read_line(self, question: str) -> bytes:
         try:
             if self._process is None or self._process.returncode is not None:
                 self._process = await asyncio.create_subprocess_exec(
@@ -324,8 +333,8 @@ async def find_gpus(driver: Driver, variables: Mapping[str, str]) -> VisibleGpus
         gpus, failures = await driver.physical_gpus()
     except DriverError as error:
         return VisibleGpus((), tuple(_explain_missing(error, _NODES)))
-    found = select_visible(gpus, variables)
-    return VisibleGpus(found.gpus, (*failures, *found.notes))
+    visible = select_visible(gpus, variables)
+    return VisibleGpus(visible.gpus, (*failures, *visible.notes))
 
 
 def _explain_missing(error: DriverError, nodes: Path) -> list[str]:

@@ -1,8 +1,8 @@
-"""Signs of life of a process, which tell a frozen process from a busy one and from a host that slept.
+"""Signs of life of a process, which distinguish a frozen process from a busy one and a sleeping host.
 
-A running process uses CPU time, whatever it does. A process that waits for a disk cannot be ended and is
-not frozen. Only time in which the host itself ran counts, so that a laptop may sleep, and a server may be
-stopped and continued.
+Every running process uses CPU time. A process that waits for a disk cannot be ended and is
+not frozen. Only the running time of the host process counts, so that a laptop may sleep, and a server may
+be stopped and continued.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 FROZEN_S = 30.0
 """Seconds without a sign of life after which a process counts as frozen."""
-_LOOKS = 20
-"""Samples of a process in that time."""
+_SAMPLES = 20
+"""Samples of a process within `frozen_s` seconds."""
 _CPU_CLOCK = 2
 """CPUCLOCK_SCHED: the part of a clock's number that asks for all CPU time of a process."""
 
@@ -25,7 +25,7 @@ def sign_of_life(pid: int) -> Hashable:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if stat[0] != "D":
-            # As clock_getcpuclockid(3) numbers the clock of another process. It counts nanoseconds.
+            # clock_getcpuclockid(3) numbers the clocks of other processes like this.
             return time.clock_gettime_ns(~pid << 3 | _CPU_CLOCK)
     except OSError:
         pass  # the process is unknown; its end is reported elsewhere
@@ -43,14 +43,14 @@ def sign_of_family(pid: int) -> Hashable:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return object()
-    return tuple(sign_of_life(each) for each in (pid, *map(int, children)))
+    return tuple(sign_of_life(member) for member in (pid, *map(int, children)))
 
 
 async def until_frozen(sign: Callable[[], Hashable], frozen_s: float = FROZEN_S) -> None:
-    """Return once `sign` has not changed for `frozen_s` of the time in which this process ran."""
-    interval_s = frozen_s / _LOOKS
+    """Return once `sign` has not changed for `frozen_s` seconds of this process's running time."""
+    interval_s = frozen_s / _SAMPLES
     last, same = sign(), 0
-    while same < _LOOKS:
+    while same < _SAMPLES:
         await asyncio.sleep(interval_s)
         now = sign()
         last, same = now, same + 1 if now == last else 0

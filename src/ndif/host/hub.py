@@ -36,18 +36,18 @@ _END_S = 2.0
 """Seconds that a download has to delete its unfinished files before it is killed."""
 _CURRENT_S = 300.0
 """Seconds for which a fetched adapter counts as current: asking the hub takes two seconds."""
-_SHOWN = 100
+_MAX_QUOTED = 100
 _WITHOUT_TASKS = ("0.7", "0.6")
 """Generations of nnsight that have no tasks."""
 
 
 @contextlib.asynccontextmanager
-async def _fetching(
+async def _fetch_process(
     runtime: Runtime, *arguments: str, variables: Mapping[str, str], stderr: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a module of the runtime with these arguments, and end it with the context.
+    """Run a module of the runtime with these arguments in a process that ends with the context.
 
-    The module ends with its standard input, so that it also ends if this process is killed.
+    The module ends when its standard input closes, so it also ends if this process is killed.
     """
     theirs, ours = os.pipe()
     try:
@@ -100,12 +100,15 @@ async def download(
 async def _download(
     spec: ModelSpec, runtime: Runtime, progress: Callable[[int, int], None], rules: CacheRules
 ) -> RepositoryFacts:
-    found: RepositoryFacts | None = None
+    facts: RepositoryFacts | None = None
     why = "the download ended without a reason"
-    module, said = "ndif.runtime.weights.fetch", (to_json(spec).decode(), to_json(rules).decode())
+    module, arguments = (
+        "ndif.runtime.weights.fetch",
+        (to_json(spec).decode(), to_json(rules).decode()),
+    )
     variables = environment(runtime)
-    async with _fetching(
-        runtime, module, *said, variables=variables, stderr=subprocess.DEVNULL
+    async with _fetch_process(
+        runtime, module, *arguments, variables=variables, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         async for line in process.stdout:
@@ -116,14 +119,14 @@ async def _download(
                     case {"failed": str(why)}:
                         pass
                     case {"deleted": [*names]}:
-                        told = ", ".join(map(str, names))
-                        logger.info("deleted to make room for %s: %s", spec.checkpoint, told)
+                        listing = ", ".join(map(str, names))
+                        logger.info("deleted to make room for %s: %s", spec.checkpoint, listing)
                     case {"folder": _}:
-                        found = from_json(RepositoryFacts, line)
+                        facts = from_json(RepositoryFacts, line)
         await process.wait()
-    if found is None:
+    if facts is None:
         raise DownloadError(why)
-    return found
+    return facts
 
 
 def task_to_load(spec: ModelSpec, facts: RepositoryFacts) -> str | None:
@@ -158,8 +161,8 @@ class Adapters:
     async def fetch(self, env: Mapping[str, Any], *, trusted: bool = False) -> None:
         """Fetch the adapter that a request's `env` names to a place that its runner can read.
 
-        A trusted request may use whatever the operator may: a folder, a private repository, any size. Raise
-        an `AdapterError` if the adapter cannot be used.
+        A trusted request may use every adapter that the operator may use: a folder, a private repository,
+        any size. Raise an `AdapterError` if the adapter cannot be used.
         """
         name = env.get("peft")
         if name is None:
@@ -169,17 +172,19 @@ class Adapters:
             return
         if not isinstance(name, str) or not _REPOSITORY.fullmatch(name):
             raise AdapterError(
-                f"The adapter {str(name)[:_SHOWN]!r} is not the name of a repository (ORG/NAME). This "
+                f"The adapter {str(name)[:_MAX_QUOTED]!r} is not the name of a repository (ORG/NAME). This "
                 "server takes adapters from the Hub alone, not from folders."
             )
         self._require_permitted(name, name)
         folder = self.cache / f"models--{name.replace('/', '--')}"
         if not self._is_current(name, trusted=False) or not folder.is_dir():
             variables = without_credentials(environment(self.runtime))
-            known_as = await self._fetch(name, variables, str(self.cache), str(self.max_bytes))
-            self._require_permitted(name, known_as)
+            canonical_name = await self._fetch(
+                name, variables, str(self.cache), str(self.max_bytes)
+            )
+            self._require_permitted(name, canonical_name)
             self._fetched[name, False] = time.monotonic()
-        await asyncio.to_thread(self._make_room, folder)
+        await asyncio.to_thread(self._evict, folder)
 
     async def _fetch_for_trusted(self, name: str) -> None:
         is_folder = await asyncio.to_thread(Path(name).is_dir)
@@ -196,34 +201,34 @@ class Adapters:
     async def _fetch(self, name: str, variables: Mapping[str, str], *arguments: str) -> str:
         """Download an adapter in a separate process; return that process's output."""
         module = "ndif.runtime.weights.adapter"
-        async with _fetching(
+        async with _fetch_process(
             self.runtime, module, name, *arguments, variables=variables, stderr=subprocess.PIPE
         ) as process:
             try:
-                printed, said = await within(process.communicate(), _PATIENCE_S)
+                printed, errors = await within(process.communicate(), _PATIENCE_S)
             except asyncio.TimeoutError as error:
                 raise AdapterError(
                     f"The adapter {name!r} did not arrive within {format_duration(_PATIENCE_S)}."
                 ) from error
         if process.returncode != 0:
-            why = said.decode(errors="replace").strip().splitlines() or ["fetching it failed"]
+            why = errors.decode(errors="replace").strip().splitlines() or ["fetching it failed"]
             raise AdapterError(f"The adapter {name!r} cannot be used here: {why[-1]}.")
         return printed.decode(errors="replace").strip()
 
-    def _require_permitted(self, name: str, known_as: str) -> None:
-        """Raise an `AdapterError` if the operator does not allow the repository `known_as`."""
-        if not self.repositories.permit(known_as):
+    def _require_permitted(self, name: str, canonical_name: str) -> None:
+        """Raise an `AdapterError` if the operator does not allow the repository `canonical_name`."""
+        if not self.repositories.permit(canonical_name):
             raise AdapterError(
                 f"The adapter {name!r} is not used on this server: its operator does not allow that "
                 "repository. Ask them for it."
             )
 
-    def _make_room(self, newest: Path) -> None:
-        """Mark `newest` as used now, and delete the least recently used until all fit."""
-        with contextlib.suppress(OSError):  # another replica deletes at the same time
+    def _evict(self, newest: Path) -> None:
+        """Mark `newest` as used now, and delete the least recently used adapters until the rest fits."""
+        with contextlib.suppress(OSError):  # another replica deletes folders at the same time
             # The clock's time: the system's own stamp has a resolution of some ms.
             os.utime(newest, ns=(time.time_ns(), time.time_ns()))
-            sizes = {folder: _bytes(folder) for folder in self.cache.glob("models--*")}
+            sizes = {folder: _folder_bytes(folder) for folder in self.cache.glob("models--*")}
             used = sorted(sizes, key=lambda folder: folder.stat().st_mtime_ns)
             total = sum(sizes.values())
             for folder in used:
@@ -233,7 +238,7 @@ class Adapters:
                 total -= sizes[folder]
 
 
-def _bytes(folder: Path) -> int:
+def _folder_bytes(folder: Path) -> int:
     """Return the size of a folder's files, without symbolic links."""
     return sum(
         file.lstat().st_size

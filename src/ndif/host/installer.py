@@ -1,6 +1,6 @@
 """Installation of packages: by uv with pip's configuration, or else by pip.
 
-The Makefile runs this file before anything is installed: it imports the standard library alone.
+The Makefile runs this file before anything is installed: it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAST_LINES = 8
 # A later section of pip's configuration overrides an earlier one.
 _SECTIONS = ("global", "install", ":env:")
 
-# Settings of pip that change what is installed, or where, and that are not passed on to uv.
+# Settings of pip that change the packages or their destination, and that are not passed on to uv.
 _PIP_ALONE = (
     *("no-binary", "only-binary", "pre", "require-hashes", "no-build-isolation"),
     *("target", "prefix", "user"),
@@ -42,9 +42,9 @@ _PLAN = (" + ", " - ", " ~ ", "Would ")
 class InstallError(Exception):
     """A failed installation: its reason, and the installer's last lines."""
 
-    def __init__(self, reason: str, said: Iterable[str] = ()) -> None:
+    def __init__(self, reason: str, output: Iterable[str] = ()) -> None:
         self.reason = reason
-        super().__init__("\n".join([f"{reason}. It said:", *said]) if said else reason)
+        super().__init__("\n".join([f"{reason}. It said:", *output]) if output else reason)
 
 
 class Package(NamedTuple):
@@ -118,8 +118,10 @@ class Pip(Installer):
         with TemporaryDirectory() as scratch:
             report = Path(scratch, "report.json")
             self.run(["--dry-run", "--quiet", f"--report={report}", *requirements], tell)
-            found = json.loads(report.read_text(encoding="utf-8"))["install"]
-        return [Package(item["metadata"]["name"], item["metadata"]["version"]) for item in found]
+            planned_items = json.loads(report.read_text(encoding="utf-8"))["install"]
+        return [
+            Package(item["metadata"]["name"], item["metadata"]["version"]) for item in planned_items
+        ]
 
     def install_into(self, folder: Path, packages: Sequence[str], tell: Tell) -> None:
         """Install into a folder that does not exist yet."""
@@ -132,10 +134,10 @@ class Pip(Installer):
 
 
 class Uv(Installer):
-    """The uv beside this interpreter or on PATH, configured as pip is.
+    """The uv beside this interpreter or on PATH, configured like pip.
 
-    It installs what pip would: from the same indexes, within the same constraints. The constructor raises
-    an `InstallError` if pip's settings do not allow that.
+    It installs the same packages as pip: from the same indexes, within the same constraints. The
+    constructor raises an `InstallError` if there is no uv, or if pip's settings cannot be passed on to it.
     """
 
     name = "uv"
@@ -145,12 +147,14 @@ class Uv(Installer):
         if program is None:
             raise InstallError(f"there is no uv beside {sys.executable} or on PATH")
         settings = pip_settings()
-        if alone := [name for name in _PIP_ALONE if _is_on(settings, name)]:
-            raise InstallError(f"pip is configured with {', '.join(alone)}, which uv is not told")
+        if alone := [name for name in _PIP_ALONE if _is_enabled(settings, name)]:
+            raise InstallError(
+                f"pip is configured with {', '.join(alone)}, which is not passed on to uv"
+            )
         self._environment = uv_environment(settings, os.environ)
         self._command = [program, "pip", "install", f"--python={sys.executable}"]
         self._command += ["--color=never", "--no-progress", "--compile-bytecode"]
-        if _is_on(settings, "no-index"):  # uv has no variable for it
+        if _is_enabled(settings, "no-index"):  # uv has no variable for it
             self._command.append("--no-index")
         # For uv an argument replaces the variable; for pip it is one more constraint.
         for constraint in self._environment.get("UV_CONSTRAINT", "").split():
@@ -171,7 +175,7 @@ class Uv(Installer):
     def install_into(self, folder: Path, packages: Sequence[str], tell: Tell) -> None:
         """Install copies, which share nothing with uv's cache."""
         self.run(["--no-deps", "--link-mode=copy", f"--target={folder}", *packages], tell)
-        (folder / ".lock").unlink(missing_ok=True)  # uv's own, which everyone may write
+        (folder / ".lock").unlink(missing_ok=True)  # uv's own lock, which every user may write
 
     def run(self, arguments: Sequence[str], tell: Tell) -> None:
         """Run `uv pip install`."""
@@ -191,22 +195,22 @@ def by_uv_or_pip(action: Callable[[Installer], T], tell: Tell) -> T:
 
 def planned(lines: Iterable[str]) -> list[Package]:
     """Return the packages that uv would install, from the lines of its dry run."""
-    added = [Package(*found.groups()) for line in lines if (found := _ADDED.fullmatch(line))]
-    counts = [int(found[1]) for line in lines if (found := _COUNTED.fullmatch(line))]
-    if counts != [len(added)]:  # a line in another form, such as that of a URL
+    added = [Package(*match.groups()) for line in lines if (match := _ADDED.fullmatch(line))]
+    counts = [int(match[1]) for line in lines if (match := _COUNTED.fullmatch(line))]
+    if counts != [len(added)]:  # a line in another form, as for a URL
         raise InstallError("uv's plan is not understood", lines)
     return added
 
 
 def pip_settings() -> dict[str, str]:
-    """Return pip's settings for `pip install`; without pip, only those of the PIP_ variables."""
+    """Return pip's settings for `pip install`; without pip, only the settings in PIP_ variables."""
     if not has_pip():
         return settings_of(
             f":env:.{name.removeprefix('PIP_').lower().replace('_', '-')}={value!r}"
             for name, value in os.environ.items()
             if name.startswith("PIP_")
         )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         # Otherwise these variables could empty the list, or add lines to it.
         env={**os.environ, "PIP_QUIET": "0", "PIP_VERBOSE": "0"},
@@ -214,9 +218,9 @@ def pip_settings() -> dict[str, str]:
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise InstallError("pip's configuration cannot be read", done.stderr.splitlines())
-    return settings_of(done.stdout.splitlines())
+    if completed.returncode != 0:
+        raise InstallError("pip's configuration cannot be read", completed.stderr.splitlines())
+    return settings_of(completed.stdout.splitlines())
 
 
 def settings_of(listing: Iterable[str]) -> dict[str, str]:
@@ -231,9 +235,9 @@ def settings_of(listing: Iterable[str]) -> dict[str, str]:
 
 
 def uv_environment(settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which uv has pip's settings, except where it has its own variables."""
+    """Return an environment that gives uv pip's settings, except where UV_ variables are set."""
     ours = uv_variables(settings)
-    # As pip does if nothing else is set.
+    # Pip uses these variables if nothing else is set.
     for bundle in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if environ.get(bundle):
             ours.setdefault("SSL_CERT_FILE", environ[bundle])
@@ -248,7 +252,7 @@ def uv_environment(settings: Mapping[str, str], environ: Mapping[str, str]) -> d
 
 def uv_variables(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of uv for pip's settings; `no-index` has none."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name, variable in (
         ("index-url", "UV_DEFAULT_INDEX"),
         ("proxy", "HTTP_PROXY"),
@@ -258,7 +262,7 @@ def uv_variables(settings: Mapping[str, str]) -> dict[str, str]:
         ("client-cert", "SSL_CLIENT_CERT"),
     ):
         if name in settings:
-            found[variable] = settings[name]
+            variables[variable] = settings[name]
     for name, variable, separator in (
         ("extra-index-url", "UV_INDEX", " "),
         ("find-links", "UV_FIND_LINKS", ","),
@@ -266,28 +270,28 @@ def uv_variables(settings: Mapping[str, str]) -> dict[str, str]:
         ("trusted-host", "UV_INSECURE_HOST", " "),
     ):
         if name in settings:
-            found[variable] = separator.join(settings[name].split())
-    if "UV_INDEX" in found:
+            variables[variable] = separator.join(settings[name].split())
+    if "UV_INDEX" in variables:
         # For pip all indexes are equal; uv would stop at the first that has a package.
-        found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     if seconds := settings.get("timeout", settings.get("default-timeout")):
-        found["UV_HTTP_TIMEOUT"] = seconds.partition(".")[0]  # uv takes whole seconds
+        variables["UV_HTTP_TIMEOUT"] = seconds.partition(".")[0]  # uv takes whole seconds
     if settings.get("keyring-provider") == "subprocess":
-        found["UV_KEYRING_PROVIDER"] = "subprocess"
+        variables["UV_KEYRING_PROVIDER"] = "subprocess"
     if "no-cache-dir" in settings:
-        found["UV_NO_CACHE"] = "true"
-    return found
+        variables["UV_NO_CACHE"] = "true"
+    return variables
 
 
-def _is_on(settings: Mapping[str, str], name: str) -> bool:
+def _is_enabled(settings: Mapping[str, str], name: str) -> bool:
     return settings.get(name, "0").lower() not in ("0", "n", "no", "f", "false", "off")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Install into this environment as the arguments of `pip install` say."""
+    """Install into this environment with the arguments of `pip install`."""
 
     def tell(line: str) -> None:
-        if not line.startswith(_PLAN):  # a hundred packages
+        if not line.startswith(_PLAN):  # the plan may list a hundred packages
             print(line, flush=True)
 
     try:

@@ -2,7 +2,7 @@
 
 `TRANSITIONS` lists for each event the states before it, the state after it, the components that may cause
 it and the change in the stores. `ndif.host.lifecycle` performs the events of every process that holds
-requests, `ndif.queue.lifecycle` those of the queue alone.
+requests, and `ndif.queue.lifecycle` performs the events of the queue alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Component(Enum):
     QUEUE = "queue"
     """The process that claims requests from the broker: the embedded server, or the leader of many."""
     REPLICA = "replica"
-    """The process of a replica that outlives leaders, which holds the requests that it was sent."""
+    """The process of a replica that outlives leaders; it holds the requests that were sent to it."""
 
 
 class JobEvent(Enum):
@@ -64,7 +64,7 @@ class Stored(Enum):
 
 
 class Transition(NamedTuple):
-    """An event: the states in which it may happen, the components that may cause it, and its effects."""
+    """An event: the states that allow it, the components that may cause it, and its effects."""
 
     sources: Set[Status | None]
     """States before it; None is a request that this process does not hold."""
@@ -110,22 +110,22 @@ _ENDS = {Status.COMPLETED: JobEvent.COMPLETE, Status.ERROR: JobEvent.FAIL}
 
 
 class IllegalTransitionError(Exception):
-    """An event that cannot happen in a request's state, or that its party may not cause."""
+    """An event that cannot happen in a request's state, or that its component may not cause."""
 
 
 def next_state(state: Status | None, event: JobEvent, by: Component) -> Status | None:
-    """Return the state after an event; raise if `by` may not cause the event, or not in this state."""
+    """Return the state after an event; raise if `by` may not cause the event in this state."""
     transition = TRANSITIONS[event]
     if by not in transition.by or state not in transition.sources:
-        found = state.value if state is not None else "unknown"
-        raise IllegalTransitionError(f"{by.value}: {event.value} of a request that is {found}")
+        state_name = state.value if state is not None else "unknown"
+        raise IllegalTransitionError(f"{by.value}: {event.value} of a request that is {state_name}")
     return transition.target
 
 
 # A request with its state
 
 LEFT = "The client left."
-"""Reason for which a job ends whose live client is gone."""
+"""Reason that ends a job whose live client has left."""
 
 
 class Job:
@@ -153,7 +153,7 @@ class Job:
         self.state: Status | None = None
         # A replica gets the request only now, but the client has waited since it submitted the request.
         self.since = time.time() if by is Component.REPLICA else request.received
-        """Unix time at which it entered its state; at first, that of its receipt."""
+        """Unix time at which it entered its state; initially, the time of its receipt."""
         self.losses = request.attempts
         """Runs that were cut short because their replica or the server failed."""
         self.cancelled: str | None = None
@@ -227,7 +227,7 @@ class Job:
         return 0.0 if began is None else max(0.0, time.time() - began)
 
     def update(self) -> Response | None:
-        """Return its update as of now if a replica has it; None if it waits or has ended."""
+        """Return its current update if a replica has it; None if it waits or has ended."""
         if self.state not in RUNS:
             return None
         status = Status.RUNNING if self.state is Status.RUNNING else Status.DISPATCHED

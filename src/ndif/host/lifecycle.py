@@ -36,16 +36,16 @@ _DEFECT = "The server failed while it ran this job; its log says why."
 class Reporter:
     """Reports the updates of a job in order, and drops an update that the job is already past."""
 
-    __slots__ = ("_job", "_responder", "_tells_dispatch")
+    __slots__ = ("_job", "_reports_dispatch", "_responder")
 
-    def __init__(self, job: Job, responder: Responder, *, tells_dispatch: bool = True) -> None:
-        """Report to the client of a job; `tells_dispatch`: False if the queue reports DISPATCHED."""
+    def __init__(self, job: Job, responder: Responder, *, reports_dispatch: bool = True) -> None:
+        """Report to the client of a job; `reports_dispatch`: False if the queue reports DISPATCHED."""
         self._job = job
         self._responder = responder
-        self._tells_dispatch = tells_dispatch
+        self._reports_dispatch = reports_dispatch
 
     async def report(self, update: Response) -> bool:
-        """Deliver an update; return False if a live client was not there to receive it."""
+        """Deliver an update; return False if a live client did not receive it."""
         job = self._job
         return await self._responder.respond(
             job.request, update, unless=lambda: not job.follow(update.status)
@@ -53,14 +53,14 @@ class Reporter:
 
     async def report_run(self, update: Response) -> bool:
         """Deliver an update from the job's replica; the run goes on while the broker is unavailable."""
-        if update.status is Status.DISPATCHED and not self._tells_dispatch:
+        if update.status is Status.DISPATCHED and not self._reports_dispatch:
             return True
         try:
             return await self.report(update)
         except BrokerUnavailableError as error:
             if update.status is Status.STREAM:  # the client's part of the block waits for it
                 raise BrokerError(str(error)) from error
-            logger.warning("request %s: %s is not told: %s", self._job.id, update.status, error)
+            logger.warning("request %s: %s is not reported: %s", self._job.id, update.status, error)
             return True
 
 
@@ -75,7 +75,7 @@ class Lifecycle:
     broker: Broker
     responder: Responder
     by: ClassVar[Component] = Component.REPLICA
-    """The party that this process acts as."""
+    """The component that this process acts as."""
     _jobs: dict[str, Job] = field(default_factory=dict, init=False)
     _ended: dict[str, Response] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
@@ -112,7 +112,7 @@ class Lifecycle:
         job.move(JobEvent.DISPATCH)
         job.dispatched, job.running = time.time(), None
         job.runner = runner
-        reporter = Reporter(job, self.responder, tells_dispatch=self.by is Component.QUEUE)
+        reporter = Reporter(job, self.responder, reports_dispatch=self.by is Component.QUEUE)
         try:
             if job.cancelled is not None:
                 return Response(job.id, Status.ERROR, job.cancelled)
@@ -145,7 +145,7 @@ class Lifecycle:
     async def complete(self, job: Job, response: Response) -> Response:
         """Deliver a job's terminal response; a second one is ignored.
 
-        Return the end without its result; its `delivered` is True if the client can know of it.
+        Return the end without its result; its `delivered` is True if the client can see the end.
         """
         if not job.finish(response):
             return self._ended.get(job.id, response)
@@ -175,9 +175,9 @@ class Lifecycle:
             self._note_end(job, self._ended.get(request.id))
         if request.subscription_id is not None:
             return
-        end_ = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
+        response = self._ended.get(request.id) or Response(request.id, Status.ERROR, _LOST)
         try:
-            await self.responder.ensure_end(request, end_)
+            await self.responder.ensure_end(request, response)
         except Exception:
             logger.exception("request %s: its end could not be delivered", request.id)
 
@@ -199,8 +199,14 @@ class Lifecycle:
     async def disconnected(self, requests: Iterable[Request]) -> set[str]:
         """Return the ids of the requests whose live client is disconnected."""
         live = {request.id: request.subscription_id for request in requests}
-        gone = await self.broker.disconnected({id_ for id_ in live.values() if id_ is not None})
-        return {request_id for request_id, id_ in live.items() if id_ in gone}
+        disconnected = await self.broker.disconnected(
+            {subscription_id for subscription_id in live.values() if subscription_id is not None}
+        )
+        return {
+            request_id
+            for request_id, subscription_id in live.items()
+            if subscription_id in disconnected
+        }
 
     async def stop(self) -> None:
         """Wait a few seconds for responses that are being delivered, then cancel them."""
@@ -214,15 +220,15 @@ class Lifecycle:
         try:
             await self._deliver(job.request, response)
         except Exception as error:
-            return await self._undelivered(job, response, error)
-        return self._delivered(job, response)
+            return await self._end_undelivered(job, response, error)
+        return self._end_delivered(job, response)
 
-    def _delivered(self, job: Job, response: Response) -> Response:
+    def _end_delivered(self, job: Job, response: Response) -> Response:
         if not response.delivered:
             job.steps.add("deliver", job.since)
         return self._remember(job, replace(response, delivered=True))
 
-    async def _undelivered(self, job: Job, response: Response, error: Exception) -> Response:
+    async def _end_undelivered(self, job: Job, response: Response, error: Exception) -> Response:
         """Return the end of a job whose terminal response could not be delivered."""
         if not isinstance(error, ObjectStoreError):
             logger.error("request %s: its end could not be delivered", job.id, exc_info=error)
@@ -264,7 +270,7 @@ class Lifecycle:
         return response
 
     def _note_end(self, job: Job, response: Response | None) -> None:
-        """Record the end of a job; for the process that keeps records to override."""
+        """Record the end of a job; a subclass that keeps records overrides this method."""
 
     def _forget(self, job: Job) -> None:
         self._jobs.pop(job.id, None)

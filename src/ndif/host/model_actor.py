@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=RequestRun)
 
 Choice = Callable[[], AbstractAsyncContextManager["Mapping[int, int] | None"]]
-"""Yields the bytes of each GPU for a replica's tensors, reserved while it loads; None: as it was given."""
+"""Yields the bytes of each GPU for a replica's tensors, reserved while it loads; None: as in its spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class LocalModelActor:
         untrusted: bool,
     ) -> None:
         """Prepare a replica; `start` loads it. `untrusted`: untrusted requests may come."""
-        spec = _spec(config, runtime, settings, devices, untrusted=untrusted)
+        spec = _model_spec(config, runtime, settings, devices, untrusted=untrusted)
         process = ModelProcess(spec, runtime, host.weights, host.fork_servers, host.cache_rules)
         self.process, self.ended = process, process.ended
         self.runners = ReplicaRunners(process, settings, untrusted=untrusted)
@@ -120,7 +120,7 @@ class LocalModelActor:
         """Seconds that a job may run."""
         self._start_timeout_s = settings.model_start_timeout_s
         self._devices = devices
-        self._published = objects if host.shares_files else None
+        self._file_store = objects if host.shares_files else None
         """Store in which clients find the checkpoint's files; None if they are not shared."""
         limits = settings.runner_memory_bytes, settings.runner_max_threads
         self._tools = RunTools(
@@ -159,12 +159,12 @@ class LocalModelActor:
     async def _start(self, progress: Progress) -> None:
         async with self._devices.chosen() as memory:
             memory = self.process.spec.max_memory if memory is None else memory
-            with self._blames_device():
+            with self._device_failures_raised():
                 cpus = self._devices.near(memory or ())
                 await self.process.start(self._start_timeout_s, progress, memory, cpus)
         try:
             # Concurrently, so that the object store adds little to the start.
-            await asyncio.gather(self.runners.start(), self._share())
+            await asyncio.gather(self.runners.start(), self._share_files())
         except BaseException:
             await self.process.stop()
             raise
@@ -175,8 +175,8 @@ class LocalModelActor:
         return None if self.runners.unavailable else self.process.device_failure
 
     @contextlib.contextmanager
-    def _blames_device(self) -> Iterator[None]:
-        """Re-raise an error for which a GPU is to blame as a `FailedDeviceError`."""
+    def _device_failures_raised(self) -> Iterator[None]:
+        """Re-raise an error that a GPU's failure caused as a `FailedDeviceError`."""
         try:
             yield
         except ModelProcessError as error:
@@ -184,18 +184,18 @@ class LocalModelActor:
                 raise FailedDeviceError(str(error), failure) from error
             raise
 
-    async def _share(self) -> None:
+    async def _share_files(self) -> None:
         """Store the files from which clients build the model; only log a failure: the replica can serve."""
         model = self.process.model
-        if self._published is None or model is None:
+        if self._file_store is None or model is None:
             return
         folder = model.folder
         try:
-            key = await publish(Path(folder), self.process.spec.revision, self._published)
+            key = await publish(Path(folder), self.process.spec.revision, self._file_store)
         except (ObjectStoreError, OSError) as error:
-            logger.warning("clients cannot have the files of %s from here: %s", folder, error)
+            logger.warning("the files of %s cannot be shared with clients: %s", folder, error)
         except Exception:
-            logger.exception("clients cannot have the files of %s from here", folder)
+            logger.exception("the files of %s cannot be shared with clients", folder)
         else:
             self.process.model = replace(model, files=key)
 
@@ -209,13 +209,13 @@ class LocalModelActor:
                 await self.process.cache(self._start_timeout_s)
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        # Otherwise the weights have not moved, and GPUs that it is given are only declared, not present.
+        # Otherwise the weights have not moved, and the given GPUs are only declared, not present.
         if self.process.exposes_weights:
             if not gpu_mem_bytes_by_id and self.process.spec.max_memory is not None:
                 raise ModelProcessError("a model that was loaded for GPUs cannot come to the CPU")
             self._devices = replace(self._devices, gpu_mem_bytes_by_id=gpu_mem_bytes_by_id)
             memory = self._devices.max_memory
-            with self._blames_device():
+            with self._device_failures_raised():
                 cpus = self._devices.near(gpu_mem_bytes_by_id)
                 await self.process.uncache(memory, cpus, self._start_timeout_s)
         await self.runners.start()
@@ -258,7 +258,7 @@ class LocalModelActor:
             self._idle.set()
 
 
-def _spec(
+def _model_spec(
     config: DeploymentConfig,
     runtime: Runtime,
     settings: Settings,
@@ -273,7 +273,7 @@ def _spec(
         device=devices.device or config.device,
         attn_implementation=config.attn_implementation,
         threads=config.threads,
-        untrusted=_untrusted(settings) if untrusted else None,
+        untrusted=_untrusted_settings(settings) if untrusted else None,
         pickled=bool(settings.allow_pickled_weights),
         max_memory=devices.max_memory,
     )
@@ -289,7 +289,7 @@ def _adapters(runtime: Runtime, settings: Settings) -> Adapters:
     )
 
 
-def _untrusted(settings: Settings) -> UntrustedSettings:
+def _untrusted_settings(settings: Settings) -> UntrustedSettings:
     # zstd makes incompressible data slightly larger.
     largest = settings.max_result_bytes + settings.max_result_bytes // 1000 + SLACK
     return UntrustedSettings(

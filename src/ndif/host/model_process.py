@@ -54,7 +54,7 @@ A = TypeVar("A", bound=Message)
 _MAX_MESSAGE = 1 << 20
 _LAST_LINES = 20
 _LAST_WORDS = 3
-"""Lines of output that the error of a runner that could not start quotes."""
+"""Lines of output that are quoted in the error of a runner that could not start."""
 _LAST_WORDS_S = 0.5
 GONE_S = 30.0
 """Seconds that a killed runner may take to exit: on a GPU the driver first ends its work."""
@@ -73,8 +73,8 @@ class ModelProcess:
     """The zygote of one model, and the runners that it forks.
 
     Owns the process, its control channel and the handles of its runners. `ForkServers` starts the process,
-    `SharedWeights` provides memory, and `Exchange` talks to the runners. A method that asks something of
-    the process raises a `ModelProcessError` if it has ended.
+    `SharedWeights` provides memory, and `Exchange` talks to the runners. A method that queries the process
+    raises a `ModelProcessError` if the process has ended.
     """
 
     spec: ModelSpec
@@ -89,7 +89,7 @@ class ModelProcess:
     """Seconds that loading the weights took."""
     loaded_at: float = 0.0
     exposes_weights: bool = False
-    """True if runners write to the same weights, as on GPUs; elsewhere each has its own copy."""
+    """True if runners can write to the same weights, as on GPUs; elsewhere each runner has its own copy."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     frozen_s: float = FROZEN_S
     """Seconds without a sign of life after which the process is ended."""
@@ -102,7 +102,7 @@ class ModelProcess:
     _answered: asyncio.Event = field(default_factory=asyncio.Event)
     _is_bound: bool = False
     """True if the process and its runners are bound to some of the CPUs."""
-    _asked: deque[asyncio.Future[tuple[Message, bytes]]] = field(default_factory=deque)
+    _pending: deque[asyncio.Future[tuple[Message, bytes]]] = field(default_factory=deque)
     _process: Process | None = None
     _control: AsyncFrameChannel | None = None
     _runners: dict[str, RunnerHandle] = field(default_factory=dict)
@@ -135,7 +135,8 @@ class ModelProcess:
         try:
             started = asyncio.create_task(self._start_process(cpus), name="model process start")
             try:
-                # Meanwhile the process imports its modules, unless a fork server has. It cannot download.
+                # Meanwhile the process imports its modules, unless a fork server has. The process cannot
+                # download.
                 if not self.spec.is_folder:
                     facts = await self._download(timeout_s, progress)
                 control = await within(started, timeout_s)
@@ -174,7 +175,7 @@ class ModelProcess:
     def _sign_of_life(self) -> Hashable:
         if self._is_awaited or self.pid is None:
             return object()
-        if self._asked or not self._is_loaded:
+        if self._pending or not self._is_loaded:
             # It is busy and cannot answer pings, or it waits for a busy child.
             return sign_of_family(self.pid)
         return self._answers, sign_of_life(self.pid)
@@ -237,14 +238,14 @@ class ModelProcess:
                     raise ModelProcessError(self._failed)
                 case ShareWeights(name, size):
                     self._is_awaited = True  # perhaps until another process has filled the memory
-                    name = self._own(name)
+                    name = self._qualified_name(name)
                     fd = await self.weights.of(self, name, size)
                     self._is_awaited = False
                     memory = SharedMemory(self.weights.filled(name))
                     await control.send(memory, fds=[] if fd is None else [fd])
                 case Filled(name, usable):
                     try:
-                        self.weights.fill(self._own(name), usable=usable)
+                        self.weights.fill(self._qualified_name(name), usable=usable)
                     except KeyError as error:
                         raise ProtocolError(f"it has no memory {name!r} to fill") from error
                 case Ready():
@@ -252,8 +253,8 @@ class ModelProcess:
                     self.exposes_weights = message.exposed
                     return project(ServedModel, message.model, structure=read_structure(body))
 
-    def _own(self, name: str) -> str:
-        """Return a name within this model's files, so that no process can ask for the weights of others."""
+    def _qualified_name(self, name: str) -> str:
+        """Return a name within this model's files, so that no process gets the weights of others."""
         return f"{self.spec.folder or self.spec.checkpoint}:{name}"
 
     @property
@@ -263,7 +264,7 @@ class ModelProcess:
 
     @property
     def pid(self) -> int | None:
-        """Return the zygote's process id; None before it is started. Owner and runners are its children."""
+        """Return the zygote's process id; None before the start. Owner and runners are its children."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -295,9 +296,9 @@ class ModelProcess:
         Writing to that file resets the recorded peak of the runner's memory.
         """
         with contextlib.suppress(OSError):  # the runner has ended, as the next frame says
-            # A process that its repository's files control must not get other processes killed.
+            # A repository's files may control the model process, which must not get other processes killed.
             if parent(pid) != self.pid:
-                raise ProtocolError(f"process {pid} is none that it has forked")
+                raise ProtocolError(f"it did not fork process {pid}")
             if runner.id in self._waiting:
                 self._waiting.discard(runner.id)
                 file = os.open(f"/proc/{pid}/clear_refs", os.O_WRONLY)
@@ -320,13 +321,13 @@ class ModelProcess:
 
     async def verify(self) -> int:
         """Restore the weights as they were loaded; return the number of tensors that differed."""
-        late = f"the weights could not be verified within {format_duration(_VERIFY_S)}"
-        return (await self._ask(Signal.VERIFY, Verified, _VERIFY_S, late)).restored
+        problem = f"the weights could not be verified within {format_duration(_VERIFY_S)}"
+        return (await self._query(Signal.VERIFY, Verified, _VERIFY_S, problem)).restored
 
     async def cache(self, timeout_s: float) -> None:
         """Move weights from GPUs to the CPU's memory, after all runners have ended."""
-        late = f"the weights were not in the CPU's memory within {format_duration(timeout_s)}"
-        await self._ask(Signal.CACHE, Signal, timeout_s, late)
+        problem = f"the weights were not in the CPU's memory within {format_duration(timeout_s)}"
+        await self._query(Signal.CACHE, Signal, timeout_s, problem)
 
     async def uncache(
         self, max_memory: Mapping[int, int] | None, cpus: Collection[int] | None, timeout_s: float
@@ -334,30 +335,31 @@ class ModelProcess:
         """Move cached weights back to GPUs, and the process to `cpus`; for `max_memory` see `ModelSpec`."""
         self.spec = replace(self.spec, max_memory=max_memory)
         self._bind(cpus)
-        late = f"the model was not back within {format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
-        answer = await self._ask(Uncache(max_memory), Uncached, timeout_s, late)
+        problem = f"the model was not back within {format_duration(timeout_s)} (NDIF_MODEL_START_TIMEOUT_S)"
+        answer = await self._query(Uncache(max_memory), Uncached, timeout_s, problem)
         if self.model is not None:
             self.model = replace(self.model, device=answer.device)
 
-    async def _ask(self, question: Message, kind: type[A], timeout_s: float, late: str) -> A:
+    async def _query(self, question: Message, kind: type[A], timeout_s: float, problem: str) -> A:
         """Send a question and return its answer; answers come in the order of the questions.
 
-        A process that fails or exceeds `timeout_s` is killed; `late` is the message of the latter error.
+        A process that fails or exceeds `timeout_s` is killed; `problem` is the error message after a
+        timeout.
         """
         if self._control is None or self.ended.is_set():
             raise ModelProcessError(self._why_it_ended())
         answer: asyncio.Future[tuple[Message, bytes]] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
+        self._pending.append(answer)
         try:
             async with timeout(timeout_s):
                 with contextlib.suppress(OSError):  # `_end` fails the question of an ended process
                     await self._control.send(question)
-                said, body = await answer
+                message, body = await answer
         except asyncio.TimeoutError as error:
             self.kill()
-            raise ModelProcessError(late) from error
-        if isinstance(said, kind) and said is not Signal.FAILED:
-            return said
+            raise ModelProcessError(problem) from error
+        if isinstance(message, kind) and message is not Signal.FAILED:
+            return message
         self.kill()
         self._failed = body.decode(errors="replace")
         raise ModelProcessError(self._failed)
@@ -381,7 +383,7 @@ class ModelProcess:
             # Runners too, if the zygote has not ended them.
             self.kill()
             await self._process.wait()
-        await self._hear_last_words()
+        await self._await_output()
         await end(self._tasks)
         if self._control is not None:
             self._control.close()
@@ -389,23 +391,23 @@ class ModelProcess:
 
     async def _listen(self, control: AsyncFrameChannel) -> None:
         try:
-            await self._hear(control)
+            await self._receive_answers(control)
         except EOFError:
             pass
         except ProtocolError as error:
             logger.error("model process %s: %s; it is ended", self.spec.checkpoint, error)  # noqa: TRY400
             self.kill()
-        await self._hear_last_words()
+        await self._await_output()
         self._end()
 
-    async def _hear(self, control: AsyncFrameChannel) -> None:
+    async def _receive_answers(self, control: AsyncFrameChannel) -> None:
         while True:
             message, body = await control.receive(lambda _: _MAX_MESSAGE)
             match message:
                 case Verified() | Uncached() | Signal.CACHED | Signal.FAILED:
-                    asked = self._asked.popleft() if self._asked else None
-                    if asked is not None and not asked.done():
-                        asked.set_result((message, body))
+                    answer = self._pending.popleft() if self._pending else None
+                    if answer is not None and not answer.done():
+                        answer.set_result((message, body))
                 case Signal.PONG:
                     self._answers += 1
                     self._answered.set()
@@ -414,17 +416,19 @@ class ModelProcess:
                 case Exited(name, code) if name in self._runners:
                     self._runners.pop(name).exited(code)
 
-    async def _hear_last_words(self) -> None:
+    async def _await_output(self) -> None:
         """Wait for the last lines of the output, which may say why the process has ended."""
         if self._output is not None:
             await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
 
     async def last_words(self, before: int) -> str:
         """Return the last lines of output after the first `before`, without the frames of tracebacks."""
-        await self._hear_last_words()
+        await self._await_output()
         lines = [*self._stderr][max(0, len(self._stderr) - (self.lines - before)) :]
-        told = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback "))]
-        return "; ".join(told[-_LAST_WORDS:]) or "it said nothing"
+        quoted = [
+            line for line in lines if line.strip() and not line.startswith((" ", "Traceback "))
+        ]
+        return "; ".join(quoted[-_LAST_WORDS:]) or "it said nothing"
 
     def _end(self) -> None:
         self.ended.set()
@@ -433,10 +437,10 @@ class ModelProcess:
         for runner in self._runners.values():
             runner.exited(None)
         self._runners.clear()
-        while self._asked:
-            asked = self._asked.popleft()
-            if not asked.done():
-                asked.set_exception(ModelProcessError(self._why_it_ended()))
+        while self._pending:
+            answer = self._pending.popleft()
+            if not answer.done():
+                answer.set_exception(ModelProcessError(self._why_it_ended()))
 
     async def _keep_output(self) -> None:
         assert self._process is not None  # noqa: S101 - started before this task
@@ -461,5 +465,7 @@ class ModelProcess:
             limit = format_duration(self.frozen_s)
             return f"the model process showed no sign of life for {limit} and was ended"
         code = self._process.returncode if self._process else None
-        said = next((line for line in reversed(self._stderr) if line.strip()), "it said nothing")
-        return f"the model process ended ({describe_exit(code)}); its last words: {said}"
+        last_line = next(
+            (line for line in reversed(self._stderr) if line.strip()), "it said nothing"
+        )
+        return f"the model process ended ({describe_exit(code)}); its last words: {last_line}"

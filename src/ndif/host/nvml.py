@@ -42,13 +42,13 @@ def main() -> None:
 
 def gpus() -> Devices:
     """Describe every GPU that this process may open, and the instances of divided ones."""
-    found, failed = [], []
+    devices, failed = [], []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
-            found.append(_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)))
+            devices.append(_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)))
         except pynvml.NVMLError as error:  # a lost or forbidden GPU does not hide the others
             failed.append(f"GPU {index}: {error}")
-    return Devices(tuple(found), tuple(failed))
+    return Devices(tuple(devices), tuple(failed))
 
 
 def _gpu(handle: Any) -> PhysicalGpu:
@@ -91,11 +91,11 @@ def _instances(gpu: Any, numa_node: int | None) -> tuple[Gpu, ...] | None:
     handles = _instance_handles(gpu)
     if handles is None:
         return None
-    found = []
-    for one in handles:
+    instances = []
+    for handle in handles:
         with contextlib.suppress(pynvml.NVMLError):
-            found.append(_device(one, numa_node))
-    return tuple(found)
+            instances.append(_device(handle, numa_node))
+    return tuple(instances)
 
 
 def processes() -> Used:
@@ -107,7 +107,7 @@ def processes() -> Used:
             for device in [gpu, *(_instance_handles(gpu) or ())]:
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
                 used[pynvml.nvmlDeviceGetUUID(device)] = {
-                    one.pid: one.usedGpuMemory for one in running
+                    process.pid: process.usedGpuMemory for process in running
                 }
     return Used(used)
 
@@ -127,9 +127,9 @@ def _numa_node(pci: str) -> int | None:
     return None
 
 
-def _or_none(ask: Callable[[], Any]) -> Any:
+def _or_none(query: Callable[[], Any]) -> Any:
     try:
-        return ask()
+        return query()
     except pynvml.NVMLError:
         return None
 

@@ -17,12 +17,12 @@ Progress = Callable[[int, int], None]
 """Receives the bytes, or steps, that are done and their total."""
 
 Respond = Callable[[Response], Awaitable[bool]]
-"""Delivers one update; returns False if a live client was not there to receive it."""
+"""Delivers one update; returns False if a live client did not receive it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel(LoadedModel):
-    """Facts about a loaded model, including those that only the host knows."""
+    """Facts about a loaded model, including facts that only the host knows."""
 
     repo_id: str | None = None
     """The repository's name as its hub spells it; None if no hub answered."""
@@ -90,8 +90,8 @@ class SharedPasses(Protocol):
     async def run(self, requests: Sequence[Request]) -> list[Response | None]:
         """Run trusted requests in one forward pass and return their responses; report no DISPATCHED.
 
-        None means that the request must run alone, as if it had not been here. Raise a `ReplicaLostError`
-        if the replica ended, or was evicted.
+        None means that the request must run alone, as if it had not been in the pass. Raise a
+        `ReplicaLostError` if the replica ended, or was evicted.
         """
 
 
@@ -99,7 +99,7 @@ class ModelActor(RequestRunner, Protocol):
     """One replica of one model and generation: loaded once, HOT or WARM."""
 
     ended: asyncio.Event
-    """Set once the replica has ended, for whatever reason."""
+    """Set once the replica has ended, for any reason."""
 
     @property
     def shared_passes(self) -> SharedPasses | None:

@@ -27,9 +27,9 @@ class ReplicaRunners:
     """The runners of one replica, which isolate requests from each other.
 
     Owns the pools, and the verification of weights that runners share. Trusted requests run on a *kept*
-    runner, others on a *fresh* one or on that of their key. `ModelProcess` forks the runners; `RequestRun`
-    uses them. If `acquire` returns a runner, the weights are as they were loaded, and no untrusted process
-    is left beside a trusted request.
+    runner, others on a *fresh* one or on the runner of their key. `ModelProcess` forks the runners;
+    `RequestRun` uses them. Guarantees that when `acquire` returns a runner, the weights are as they were
+    loaded, and no untrusted process is left beside a trusted request.
     """
 
     def __init__(self, process: ModelProcess, settings: Settings, *, untrusted: bool) -> None:
@@ -39,7 +39,7 @@ class ReplicaRunners:
         self.unavailable = "the replica has not been started"
         """Reason why no request may run here; empty if one may."""
         self._process = process
-        self._most_users = settings.runner_users
+        self._max_users = settings.runner_users
         self._per_user = scope_of(settings) == "user"
         """True if a confined runner serves consecutive requests of one key."""
         self._kept = PersistentRunner(lambda: self._fork(fresh=False))
@@ -52,20 +52,20 @@ class ReplicaRunners:
         self._acquiring = asyncio.Lock()
         """Held during `acquire`, which may outlast its request."""
         self._verifying: asyncio.Task[None] | None = None
-        self._waited: RunnerHandle | None = None
+        self._last_untrusted: RunnerHandle | None = None
         """The untrusted runner that served last and may have written to the weights since then."""
 
     async def start(self) -> None:
         """Start the first runners and admit requests; raise a `ModelProcessError` if none starts."""
         self.may_fork = True
         # Runners that share weights on GPUs could write to them.
-        self._fresh.most = 1 if self._process.exposes_weights else self._most_users
+        self._fresh.most = 1 if self._process.exposes_weights else self._max_users
         before = self._process.lines
         try:
             await self._first.start()
         except RunnerEndedError as error:
-            said = await self._process.last_words(before)
-            raise ModelProcessError(f"{error}; its last words: {said}") from error
+            last_words = await self._process.last_words(before)
+            raise ModelProcessError(f"{error}; its last words: {last_words}") from error
         except RunnerError as error:
             raise ModelProcessError(str(error)) from error
         self.unavailable = ""
@@ -95,9 +95,9 @@ class ReplicaRunners:
         async with self._acquiring:
             if stopped.done():
                 return None
-            await self._pristine()
+            await self._wait_until_verified()
             if request.trusted:
-                # No untrusted process may be left beside it.
+                # No untrusted process may be left beside a trusted request.
                 await self._fresh.end_all()
             runner = await runners.acquire(request.key if self._per_user else "")
             await self._verify_after(None if request.trusted else runner)
@@ -123,14 +123,14 @@ class ReplicaRunners:
 
     @property
     def is_verifying(self) -> bool:
-        """Return True while the weights are verified after a run; False once a request waits for that."""
+        """Return True while the weights are verified after a run; False once a request waits."""
         return self._verifying is not None and not self._verifying.done()
 
     async def clear(self) -> None:
         """End all runners and restore the weights while no request runs. `start` starts runners again."""
         async with self._acquiring:
             await asyncio.gather(self._kept.clear(), self._fresh.clear())
-        await self._pristine()
+        await self._wait_until_verified()
         await self._verify_after(None)
 
     async def close(self) -> None:
@@ -144,13 +144,13 @@ class ReplicaRunners:
 
     async def _verify(self, runner: RunnerHandle, *, trusted: bool) -> None:
         """Restore the weights that a runner shared; end the replica if the runner does not exit."""
-        # An untrusted runner may write until it is gone or paused; a trusted one has no reason to.
+        # An untrusted runner may write until it has ended or is paused; a trusted one has no reason to.
         if await self.wait_until_reset(trusted=trusted):
-            self._waited = None if trusted else runner
+            self._last_untrusted = None if trusted else runner
             if not trusted:
                 runner.pause()
         else:
-            self._waited = None
+            self._last_untrusted = None
             await runner.exit_code(GONE_S)
             if runner.alive:
                 self._process.kill()
@@ -161,17 +161,16 @@ class ReplicaRunners:
 
     async def _verify_after(self, runner: RunnerHandle | None) -> None:
         """Verify the weights again, unless the `runner` after which they were verified serves next."""
-        last = self._waited
+        last = self._last_untrusted
         if last is not None and last is not runner:
-            self._waited = None
+            self._last_untrusted = None
             await self._restore()
 
     async def _restore(self) -> None:
         if restored := await self._process.verify():
             logger.warning("a request had changed %d of the weights; they are restored", restored)
 
-    async def _pristine(self) -> None:
-        """Wait until the weights are verified after the last run."""
+    async def _wait_until_verified(self) -> None:
         verifying, self._verifying = self._verifying, None
         if verifying is not None:
             await verifying

@@ -29,7 +29,7 @@ from ndif.telemetry.steps import step
 logger = logging.getLogger(__name__)
 
 _NOT_STORED = "The job ran, and its result could not be stored: {}. Send it again in a moment."
-_AWAY = "this server cannot reach its object store"
+_UNREACHABLE = "this server cannot reach its object store"
 
 _RUNNERS = 5
 """Runners that may end, one after the other, before a request's block begins."""
@@ -63,9 +63,9 @@ class RunTools:
 class RequestRun:
     """One run of one request.
 
-    Owns the runner that serves it, and the reason why it ends early: its time is over, its client has left,
-    or it exceeds a limit. Gets a runner from `ReplicaRunners` and the response from an `Exchange`, and
-    takes another runner if one ends before the block begins.
+    Owns the runner that serves the request, and the reason for an early end: the run's time is over, the
+    client has left, or the request exceeds a limit. Gets a runner from `ReplicaRunners` and the response
+    from an `Exchange`, and takes another runner if one ends before the block begins.
     """
 
     def __init__(self, tools: RunTools, held: Mapping[int, int], timeout_s: float) -> None:
@@ -87,11 +87,11 @@ class RequestRun:
     async def run(self, request: Request, respond: Respond) -> Response:
         """Run one request and return its terminal response; see `ModelActor.run`."""
         await announce(request, respond)
-        late = (
+        reason = (
             f"The job ran longer than {format_duration(self._timeout_s)}, the most that this "
             "server allows (NDIF_EXECUTION_TIMEOUT_SECONDS), and was ended."
         )
-        with self._limited(self._timeout_s, lambda: self._interrupt(LimitReason(late, "time"))):
+        with self._limited(self._timeout_s, lambda: self._interrupt(LimitReason(reason, "time"))):
             for _ in range(_RUNNERS):
                 with contextlib.suppress(_NotBegunError):
                     response = await self._serve(request, respond)
@@ -116,9 +116,9 @@ class RequestRun:
         return self._stopped.result() if self._stopped.done() else ""
 
     @contextlib.contextmanager
-    def _limited(self, seconds: float, late: Callable[[], None]) -> Iterator[None]:
-        """Call `late` if the context lasts longer; re-raise process and runner errors as lost replicas."""
-        timer = asyncio.get_running_loop().call_later(seconds, late)
+    def _limited(self, seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
+        """Call `on_timeout` after `seconds`; re-raise process and runner errors as lost replicas."""
+        timer = asyncio.get_running_loop().call_later(seconds, on_timeout)
         try:
             yield
         except (ModelProcessError, RunnerError) as error:
@@ -126,14 +126,14 @@ class RequestRun:
         finally:
             timer.cancel()
 
-    async def _acquired(self, request: Request) -> RunnerHandle | None:
+    async def _acquire(self, request: Request) -> RunnerHandle | None:
         """Return a runner, or None as soon as the run is stopped; the search then goes on in its task."""
-        seeking = self._tools.runners.acquire(request, self._stopped)
-        acquiring = asyncio.create_task(seeking, name="acquire a runner")
+        search = self._tools.runners.acquire(request, self._stopped)
+        acquiring = asyncio.create_task(search, name="acquire a runner")
         acquiring.add_done_callback(lambda task: task.cancelled() or task.exception())
-        either: set[asyncio.Future[Any]] = {acquiring, self._stopped}
+        futures: set[asyncio.Future[Any]] = {acquiring, self._stopped}
         with step("acquire"):
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         return acquiring.result() if acquiring.done() else None
 
     @contextlib.asynccontextmanager
@@ -152,7 +152,7 @@ class RequestRun:
 
     async def _serve(self, request: Request, respond: Respond) -> Response:
         """Serve one request on a runner, or end the request as soon as the run is stopped."""
-        runner = await self._acquired(request)
+        runner = await self._acquire(request)
         if runner is None:
             return Response(request.id, Status.ERROR, self._cancelled)
         async with self._serving(runner, request):
@@ -166,8 +166,8 @@ class RequestRun:
             except ObjectStoreError as error:
                 logger.warning("request %s: its result is lost: %s", request.id, error)
                 # The message of a remote store names its address, which is for the log only.
-                is_said = isinstance(error, DiskError | MemoryFullError)
-                why = str(error) if is_said else _AWAY
+                is_shown = isinstance(error, DiskError | MemoryFullError)
+                why = str(error) if is_shown else _UNREACHABLE
                 return Response(request.id, Status.ERROR, _NOT_STORED.format(why))
             except LimitError as error:
                 runner.kill()
@@ -190,8 +190,10 @@ class RequestRun:
         self._answered = response is not None and runner.usable
         if self._cancelled:  # perhaps while its result was stored
             self._answered = False
-            response = self._interrupted(response)
-        return response or await self._ended(request, runner, has_begun=exchange.has_begun)
+            response = self._with_reason(response)
+        return response or await self._response_after_exit(
+            request, runner, has_begun=exchange.has_begun
+        )
 
     async def _watchers(self, request: Request, runner: RunnerHandle) -> list[asyncio.Task[None]]:
         """Watch an untrusted request's memory and threads, and any request's memory of a shared GPU."""
@@ -200,7 +202,7 @@ class RequestRun:
         tools = self._tools
         if not request.trusted:
             # This watch outlasts the request: the runner may take more until it is paused.
-            end = partial(self._exceeded, runner)
+            end = partial(self._end_excess, runner)
             watching = tools.resources.enforce(runner.pid, end)
             runner.watch(asyncio.create_task(watching, name="runner's resources"))
         zygote = tools.process.pid
@@ -212,7 +214,7 @@ class RequestRun:
         watching = tools.gpu_watch.enforce(*replica, before, self.cancel)
         return [asyncio.create_task(watching, name="a GPU's memory")]
 
-    def _exceeded(self, runner: RunnerHandle, reason: str) -> None:
+    def _end_excess(self, runner: RunnerHandle, reason: str) -> None:
         """Cancel the run on a runner that exceeded a limit, or kill the runner if it runs nothing."""
         if self._runner is runner:
             self.cancel(reason)
@@ -236,14 +238,16 @@ class RequestRun:
             self._runner.interrupt()
             asyncio.get_running_loop().call_later(_INTERRUPT_S, self.cancel, reason)
 
-    def _interrupted(self, response: Response | None) -> Response | None:
+    def _with_reason(self, response: Response | None) -> Response | None:
         """Return an interrupted block's error with the reason before it; None if it reported no error."""
         if response is None or response.status is not Status.ERROR:
             return None
         text = f"{self._cancelled}\n{response.description}"
         return replace(response, description=text)
 
-    async def _ended(self, request: Request, runner: RunnerHandle, *, has_begun: bool) -> Response:
+    async def _response_after_exit(
+        self, request: Request, runner: RunnerHandle, *, has_begun: bool
+    ) -> Response:
         code = await runner.exit_code(EXIT_PATIENCE_S)
         if self._cancelled:
             return Response(request.id, Status.ERROR, self._cancelled)

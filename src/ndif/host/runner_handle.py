@@ -77,12 +77,12 @@ class RunnerHandle:
         """Record the exit code; None if the zygote ended first. Unread frames can still be read."""
         if not self._exit.done():
             self._exit.set_result(code)
-        self._be_over(is_cut=code is None)
+        self._mark_over(is_cut=code is None)
 
-    def _be_over(self, *, is_cut: bool) -> None:
-        for done in (self._over, self._cut) if is_cut else (self._over,):
-            if not done.done():
-                done.set_result(None)
+    def _mark_over(self, *, is_cut: bool) -> None:
+        for future in (self._over, self._cut) if is_cut else (self._over,):
+            if not future.done():
+                future.set_result(None)
 
     async def exit_code(self, patience_s: float) -> int | None:
         """Return the exit code, or minus a signal's number; None if it is not known in time."""
@@ -90,19 +90,19 @@ class RunnerHandle:
             return await within(asyncio.shield(self._exit), patience_s)
         return None
 
-    async def unless_ended(self, coming: Awaitable[T]) -> T | None:
-        """Return the result of `coming`; None if the process ends or is killed first."""
-        return await self._unless(self._over, coming)
+    async def unless_ended(self, awaitable: Awaitable[T]) -> T | None:
+        """Return the result of `awaitable`; None if the process ends or is killed first."""
+        return await self._unless(self._over, awaitable)
 
-    async def unless_cut(self, coming: Awaitable[T]) -> T | None:
-        """Return the result of `coming`; None if the process is killed first, or ends with its zygote."""
-        return await self._unless(self._cut, coming)
+    async def unless_cut(self, awaitable: Awaitable[T]) -> T | None:
+        """Return the result of `awaitable`; None if it is killed first, or ends with its zygote."""
+        return await self._unless(self._cut, awaitable)
 
-    async def _unless(self, over: asyncio.Future[None], coming: Awaitable[T]) -> T | None:
-        task = asyncio.ensure_future(coming)
-        either: set[asyncio.Future[Any]] = {task, over}
+    async def _unless(self, over: asyncio.Future[None], awaitable: Awaitable[T]) -> T | None:
+        task = asyncio.ensure_future(awaitable)
+        futures: set[asyncio.Future[Any]] = {task, over}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
         finally:
             task.cancel()
@@ -123,7 +123,7 @@ class RunnerHandle:
         raise RunnerEndedError(f"a runner ended before it was ready ({describe_exit(code)})")
 
     def kill_if_frozen(self) -> asyncio.Task[None]:
-        """Start a task that kills the process if it shows no sign of life; not for when user code runs."""
+        """Start a task that kills a process without a sign of life; not for use while user code runs."""
         return asyncio.create_task(self._kill_if_frozen(), name="runner's sign of life")
 
     async def _kill_if_frozen(self) -> None:
@@ -135,7 +135,7 @@ class RunnerHandle:
         self.kill()
 
     async def send(self, message: Message, body: Payload = b"", fds: Sequence[int] = ()) -> None:
-        """Send a frame to the runner; ignore that it has died, which ends `frames`."""
+        """Send a frame to the runner; ignore a closed channel, which ends `frames`."""
         with contextlib.suppress(OSError):
             await self.channel.send(message, body, fds)
 
@@ -174,9 +174,9 @@ class RunnerHandle:
         """Kill the process and hang up its channel."""
         self._signal(signal.SIGKILL)
         self.watch(None)
-        # It may not be forked yet, or its zygote may be frozen: readers must not wait for its end.
+        # The process may not be forked yet, or its zygote may be frozen: readers must not wait.
         self.channel.hang_up()
-        self._be_over(is_cut=True)
+        self._mark_over(is_cut=True)
 
     def _signal(self, number: signal.Signals) -> None:
         # The zygote reaps the process, so until `exited` no other process can have its id.

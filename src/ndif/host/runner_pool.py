@@ -38,7 +38,7 @@ Fork = Callable[[], Awaitable[RunnerHandle]]
 
 
 def scope_of(settings: Settings) -> Literal["request", "user"]:
-    """Return the scope of an untrusted runner; dev mode has no keys and thus no users to tell apart."""
+    """Return the scope of an untrusted runner; dev mode has no keys and thus no users to distinguish."""
     return "request" if settings.dev_mode else settings.runner_scope
 
 
@@ -148,7 +148,7 @@ class FreshRunners:
         self._refilling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See `RunnerPool.start`. Only the first runner is awaited; the others are forked meanwhile."""
+        """See `RunnerPool.start`. Only the first runner is awaited; the others are forked afterwards."""
         await self._fill(1)
         self._refill_soon()
 
@@ -158,7 +158,7 @@ class FreshRunners:
             self._waiting.remove(runner)
             runner.channel.close()
         while len(self._waiting) < size:
-            self._waiting.append(await self._new())
+            self._waiting.append(await self._fork_ready())
 
     async def acquire(self, key: str) -> RunnerHandle:
         while self._waiting:
@@ -166,7 +166,7 @@ class FreshRunners:
             if runner.alive:
                 return runner
             runner.channel.close()
-        return await self._new()
+        return await self._fork_ready()
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
         """See `RunnerPool.release`. The runner ends, and a replacement is forked.
@@ -194,7 +194,7 @@ class FreshRunners:
         while self._waiting:
             _discard(self._waiting.popleft())
 
-    async def _new(self) -> RunnerHandle:
+    async def _fork_ready(self) -> RunnerHandle:
         runner = await self._fork()
         try:
             await within(runner.ready(), _READY_TIMEOUT_S)
@@ -230,11 +230,11 @@ class _UserRunner:
 class PerUserRunners:
     """A pool that serves consecutive requests of one API key with the same confined runner.
 
-    Owns the runners of the last `most` keys, fewer if memory is short. Each runs a request, resets
-    itself, and is paused if the key's next request does not come soon. Takes runners from `FreshRunners`
-    and hands each back to be ended: if another key needs its place and it is the least recently used,
-    after `idle_s`, after `max_requests`, after a failed reset, and after each request without a key or an
-    answer. A runner that has served one key never serves another.
+    Owns the runners of the last `most` keys, fewer if memory is short. Each runs a request, resets itself,
+    and is paused if the key's next request does not come soon. Takes runners from `FreshRunners` and hands
+    each back to be ended. A runner ends after `idle_s`, after `max_requests`, after a failed reset, and
+    after a request without a key or an answer. The least recently used runner ends if another key needs its
+    place. A runner that has served one key never serves another.
     """
 
     def __init__(
@@ -271,19 +271,18 @@ class PerUserRunners:
                 user.served += 1
                 user.reset = None
                 user.runner.resume()
-                return self._serves(user)
+                return self._mark_last(user)
             await self._end_after_reset(user)
         while len(self._users) >= self.most or (self._users and self._is_short()):
             await self._end_after_reset(next(iter(self._users.values())))
         await self._wait_for_exits()
-        return self._serves(_UserRunner(key, await self._fresh.acquire(key)))
+        return self._mark_last(_UserRunner(key, await self._fresh.acquire(key)))
 
-    def _serves(self, user: _UserRunner) -> RunnerHandle:
+    def _mark_last(self, user: _UserRunner) -> RunnerHandle:
         self._users[user.key] = self._last = user
         return user.runner
 
     def _admits_another(self, user: _UserRunner) -> bool:
-        """Return True if another request of a key may run on its runner."""
         return bool(user.key) and user.served < self._max_requests
 
     async def wait_until_reset(self) -> bool:
@@ -291,7 +290,7 @@ class PerUserRunners:
         return self._last is not None and await _was_reset(self._last)
 
     def release(self, runner: RunnerHandle, *, answered: bool) -> None:
-        user = next(each for each in self._users.values() if each.runner is runner)
+        user = next(candidate for candidate in self._users.values() if candidate.runner is runner)
         if not answered or not self._admits_another(user):
             self._end(user)
             return

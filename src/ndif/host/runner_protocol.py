@@ -22,7 +22,7 @@ _AFTER_SPILL = frozenset({"spilled", "error"})
 _STEPS = ("prepare", "execute", "pack")
 _BURST_S = 10
 _FRAME_COST = 256
-"""Bytes that a streamed frame counts beside its content, so that empty frames are not free."""
+"""Bytes counted for a streamed frame in addition to its content, so that empty frames are not free."""
 
 
 class LimitReason(str):
@@ -96,8 +96,8 @@ class RunnerProtocol:
     def accept(self, message: Message, body: bytes) -> None:
         """Check a frame and count it.
 
-        Raise a `ProtocolError` if no such frame may be sent in this state, a `LimitError` if it exceeds a
-        limit, and a `NoLiveClientError` if it is for a client without a live channel.
+        Raise a `ProtocolError` if no such frame may be sent in this state, and a `LimitError` if the frame
+        exceeds a limit. Raise a `NoLiveClientError` if the frame is for a client without a live channel.
         """
         kind = kind_of(message)
         if kind not in self._expected:
@@ -128,8 +128,8 @@ class RunnerProtocol:
                 "printed",
             )
         now, rate = self._clock(), self._limits.log_lines_per_s
-        most = rate * _BURST_S
-        self._lines = min(most, self._lines + (now - self._counted) * rate)
+        max_lines = rate * _BURST_S
+        self._lines = min(max_lines, self._lines + (now - self._counted) * rate)
         self._lines -= 1 + body.count(b"\n")
         self._counted = now
         if self._lines < 0:
@@ -155,10 +155,10 @@ def steps_of(report: RunReport, began: float, ended: float) -> list[Step]:
 
     An untrusted runner may report any times, so they are cut to the run.
     """
-    if len(report.steps) > len(_STEPS) or any(each.name not in _STEPS for each in report.steps):
+    if len(report.steps) > len(_STEPS) or any(step.name not in _STEPS for step in report.steps):
         raise ProtocolError("a frame has steps that no run has")
     steps = []
-    for each in report.steps:
-        start = min(max(each.start, began), ended)
-        steps.append(Step(each.name, RUNNER, start, min(max(each.end, start), ended)))
+    for step in report.steps:
+        start = min(max(step.start, began), ended)
+        steps.append(Step(step.name, RUNNER, start, min(max(step.end, start), ended)))
     return steps

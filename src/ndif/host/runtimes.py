@@ -57,7 +57,7 @@ class Runtime:
     """"0.8.1"."""
     interpreter: Path
     path: tuple[Path, ...]
-    """Folders that go in front on PYTHONPATH; none where nnsight is the one beside ndif."""
+    """Folders that go first on PYTHONPATH; none for the nnsight installed with ndif."""
 
 
 def generation_of(version: str) -> str | None:
@@ -89,7 +89,7 @@ def pins(packages: Sequence[Package], installer: str) -> list[str]:
 
 
 class Runtimes:
-    """The nnsight beside ndif, and a folder of overlays with other generations.
+    """The nnsight installed with ndif, and a folder of overlays with other generations.
 
     An overlay holds nnsight and the packages that are missing here; torch, transformers and the rest come
     from ndif's environment. A folder gets a generation's name once it is complete.
@@ -101,15 +101,17 @@ class Runtimes:
 
     def installed(self) -> dict[str, Runtime]:
         """Return every runtime that is ready for use, by generation; the base runtime comes first."""
-        base = _base()
-        found = {base.generation: base} if base else {}
+        base = _base_runtime()
+        runtimes = {base.generation: base} if base else {}
         for generation in SUPPORTED:
-            if generation not in found and (overlay := self._overlay(self.folder / generation)):
-                found[generation] = overlay
-        return found
+            if generation not in runtimes and (
+                overlay := self._find_overlay(self.folder / generation)
+            ):
+                runtimes[generation] = overlay
+        return runtimes
 
     def add(self, generation: str, tell: Callable[[str], None]) -> Runtime:
-        """Install a generation, with the installer's output line by line to `tell`."""
+        """Install a generation; pass the installer's output line by line to `tell`."""
         if generation not in SUPPORTED:
             raise RuntimesError(
                 f"there is no runtime {generation!r}; ndif serves nnsight {', '.join(SUPPORTED)}"
@@ -120,7 +122,7 @@ class Runtimes:
                 f"`{install_command('pip')}` or `{sys.executable} -m ensurepip` first"
             )
         with self._changing() as unfinished:
-            self._refuse_second(generation)
+            self._raise_if_installed(generation)
             requirements = [SUPPORTED[generation], *_UNDECLARED.get(generation, ())]
 
             def install(installer: Installer) -> Path:
@@ -128,9 +130,9 @@ class Runtimes:
                 wanted = pins(installer.missing(requirements, tell), installer.name)
                 overlay = unfinished / installer.name / generation
                 installer.install_into(overlay, wanted, tell)
-                if self._overlay(overlay) is None:
+                if self._find_overlay(overlay) is None:
                     raise InstallError(
-                        f"{installer.name} installed {', '.join(wanted)}, which is not all there"
+                        f"{installer.name} installed {', '.join(wanted)}, which is incomplete"
                     )
                 return overlay
 
@@ -145,7 +147,7 @@ class Runtimes:
         return self.installed()[generation]
 
     def remove(self, generation: str) -> None:
-        """Delete an installed generation, unless it is the one beside ndif."""
+        """Delete an installed generation, unless it is installed with ndif."""
         installed = self.installed()
         runtime = installed.get(generation)
         if runtime is None:
@@ -158,10 +160,10 @@ class Runtimes:
                 "only runtimes that were added can be removed"
             )
         with self._changing() as unfinished:
-            # The name goes first, so that a half-deleted runtime is never found.
+            # The folder is renamed first, so that a half-deleted runtime is never found.
             (self.folder / generation).rename(unfinished / generation)
 
-    def _refuse_second(self, generation: str) -> None:
+    def _raise_if_installed(self, generation: str) -> None:
         runtime = self.installed().get(generation)
         if runtime is None:
             return
@@ -171,7 +173,7 @@ class Runtimes:
             )
         raise RuntimesError(
             f"nnsight {runtime.version} is already installed in {runtime.path[0]}; "
-            f"to install it anew, run `ndif runtime remove {generation}` first"
+            f"to reinstall it, run `ndif runtime remove {generation}` first"
         )
 
     @contextlib.contextmanager
@@ -185,20 +187,20 @@ class Runtimes:
                 raise RuntimesError(
                     f"another `ndif runtime` is changing {self.folder}; wait until it is done"
                 ) from error
-            for left in self.folder.glob(f"{_UNFINISHED}*"):
-                rmtree(left, ignore_errors=True)
+            for leftover in self.folder.glob(f"{_UNFINISHED}*"):
+                rmtree(leftover, ignore_errors=True)
             with TemporaryDirectory(
                 prefix=_UNFINISHED, dir=self.folder, ignore_cleanup_errors=True
             ) as scratch:
                 yield Path(scratch)
 
-    def _overlay(self, folder: Path) -> Runtime | None:
+    def _find_overlay(self, folder: Path) -> Runtime | None:
         """Return the runtime in `folder`; None if it is incomplete or for another Python."""
         for distribution in metadata.distributions(name="nnsight", path=[str(folder)]):
             if (
                 generation_of(distribution.version) == folder.name
-                and _is_whole(distribution)
-                and _fits(distribution)
+                and _is_complete(distribution)
+                and _suits_python(distribution)
             ):
                 return Runtime(
                     folder.name, distribution.version, Path(sys.executable), path=(folder,)
@@ -206,7 +208,7 @@ class Runtimes:
         return None
 
 
-def _base() -> Runtime | None:
+def _base_runtime() -> Runtime | None:
     try:
         version = metadata.version("nnsight")
     except metadata.PackageNotFoundError:
@@ -215,7 +217,7 @@ def _base() -> Runtime | None:
     return Runtime(generation, version, Path(sys.executable), path=()) if generation else None
 
 
-def _is_whole(distribution: metadata.Distribution) -> bool:
+def _is_complete(distribution: metadata.Distribution) -> bool:
     # Bytecode may be deleted at any time, and scripts are not where they are recorded.
     files = [
         file
@@ -225,8 +227,8 @@ def _is_whole(distribution: metadata.Distribution) -> bool:
     return bool(files) and all(Path(str(file.locate())).is_file() for file in files)
 
 
-def _fits(distribution: metadata.Distribution) -> bool:
-    """Return True if compiled parts are for this Python, which may have changed since."""
+def _suits_python(distribution: metadata.Distribution) -> bool:
+    """Return True if compiled parts are for this Python, which may have changed since the installation."""
     lines = (distribution.read_text("WHEEL") or "").splitlines()
     tags = [line.removeprefix("Tag:").strip() for line in lines if line.startswith("Tag:")]
     ours = frozenset(sys_tags())

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _PASS_S = 60.0
 """Seconds after which a shared forward pass is given up and its requests run alone."""
-_TOGETHER = frozenset({"shared run results"})
+_RESULTS = frozenset({"shared run results"})
 
 
 class SharedRun(RequestRun):
@@ -38,17 +38,17 @@ class SharedRun(RequestRun):
         # A block that does not end meets its own time limit when it runs alone.
         limit_s = min(_PASS_S, self._timeout_s)
         with self._limited(limit_s, lambda: self.cancel("it takes long")):
-            runner = await self._acquired(requests[0])
+            runner = await self._acquire(requests[0])
             if runner is None:
                 return [None] * len(requests)
             async with self._serving(runner, requests[0]):
                 try:
-                    found = await self._exchange(requests, runner)
+                    responses = await self._exchange(requests, runner)
                 except (ProtocolError, ObjectStoreError, BrokerError) as error:
                     logger.warning("%d requests run alone: %s", len(requests), error)
                     return [None] * len(requests)
                 self._answered = runner.usable
-                return found
+                return responses
 
     async def _exchange(
         self, requests: Sequence[Request], runner: RunnerHandle
@@ -68,7 +68,7 @@ class SharedRun(RequestRun):
             async for message, body in runner.frames(protocol.max_body_bytes):
                 protocol.accept(message)
                 if isinstance(message, SharedRunResults):
-                    return await self._answers(requests, message, body, clock)
+                    return await self._responses(requests, message, body, clock)
                 if message is Signal.RUNNING:
                     until_begun.cancel()
                     clock = RunClock()
@@ -76,23 +76,23 @@ class SharedRun(RequestRun):
             until_begun.cancel()
         return [None] * len(requests)
 
-    async def _answers(
+    async def _responses(
         self, requests: Sequence[Request], message: SharedRunResults, body: bytes, clock: RunClock
     ) -> list[Response | None]:
         cost, steps = clock.measured(message.report), tuple(clock.steps(message.report))
-        found: list[Response | None] = []
+        responses: list[Response | None] = []
         start = 0
         for request, answer in zip(requests, message.answers, strict=True):
             if answer is None:
-                found.append(None)
+                responses.append(None)
                 continue
             content = body[start : start + answer.size]
             start += answer.size
             response = await self._tools.execution.completed(
                 request, content, answer.compressed, cost
             )
-            found.append(replace(response, steps=steps))
-        return found
+            responses.append(replace(response, steps=steps))
+        return responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +119,16 @@ class SharedRunProtocol:
 
     def max_body_bytes(self, message: Message) -> int:
         """Return the largest body, in bytes, that a frame with this message may have."""
-        return self._frame_bytes if kind_of(message) in _TOGETHER else 0
+        return self._frame_bytes if kind_of(message) in _RESULTS else 0
 
     def accept(self, message: Message) -> None:
         """Check a frame, or raise a `ProtocolError` if it may not be sent now."""
         if kind_of(message) not in self._expected:
             raise ProtocolError(f"a frame {kind_of(message)!r} is not allowed in this state")
         if message is Signal.RUNNING:
-            self._expected = _TOGETHER
+            self._expected = _RESULTS
 
 
 def _in_memory(payload: Payload) -> bytes:
-    """Return a payload for a frame with others; empty for one in a file, which cannot share a frame."""
+    """Return a payload for a shared frame; empty for a payload in a file, which cannot share a frame."""
     return b"" if isinstance(payload, PayloadFile) else bytes(payload)

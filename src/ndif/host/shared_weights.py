@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ndif.stores.memory import memories
 
-_MOST = 512
+_MAX_FILES = 512
 """Files in memory that one process may have: the shards of a model are fewer."""
 
 
@@ -18,7 +18,7 @@ class _Memory:
     filler: object
     users: set[object] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the memory is filled, or it is known that it will not be."""
+    """Set once the memory is filled, or will never be filled."""
     usable: bool = False
 
 
@@ -34,7 +34,7 @@ class SharedWeights:
         Waits while another process fills the memory. Returns None if the weights cannot be shared, for
         example with too little memory: then the files stay in the page cache, which the kernel can shrink.
         """
-        if sum(user in memory.users for memory in self._memory.values()) >= _MOST:
+        if sum(user in memory.users for memory in self._memory.values()) >= _MAX_FILES:
             return None
         while (memory := self._memory.get(name)) is not None:
             await memory.settled.wait()
@@ -43,7 +43,7 @@ class SharedWeights:
                 return memory.fd
             if self._memory.get(name) is memory:
                 return None
-        if size > min(each.available for each in memories()) // 2:
+        if size > min(source.available for source in memories()) // 2:
             return None
         try:
             fd = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -70,5 +70,5 @@ class SharedWeights:
             if unfinished or not memory.users:
                 del self._memory[name]
                 os.close(memory.fd)
-                # A process that waits for this memory begins anew.
+                # A process that waits for this memory begins again.
                 memory.settled.set()

@@ -34,8 +34,8 @@ _VOCABULARIES = (
 _WITHOUT_WEIGHTS = (*_CONFIGS, *_TEMPLATES, *_VOCABULARIES)
 _CODE = "*.py"
 _SHARED = (*_WITHOUT_WEIGHTS, _CODE)
-_MOST_BYTES, _LARGEST_CONFIG = 256 << 20, 16 << 20
-"""Bytes of the files that are shared, since a server holds their archive in memory, and of a config."""
+_MAX_SHARED_BYTES, _MAX_CONFIG_BYTES = 256 << 20, 16 << 20
+"""Limits of all shared files, since a server holds their archive in memory, and of one config."""
 _WEIGHTS = ("*.safetensors", "*.bin")
 """Files of weights; without them, a folder of the Hub's cache holds only a config that was read."""
 
@@ -57,16 +57,20 @@ class Snapshot:
 def scan(folder: Path, revision: str | None, *, share_weights: bool) -> Snapshot:
     """Return the shared files of a folder."""
     folder = folder.resolve()
-    files = found = dict(sorted(_walk(folder)))
+    files = all_files = dict(sorted(_walk(folder)))
     if not share_weights:
-        files = _fitting({name: found[name] for name in found if _matches(name, _SHARED)})
+        files = _smallest_files(
+            {name: all_files[name] for name in all_files if _matches(name, _SHARED)}
+        )
         if not any(_declares_code(name, path) for name, path in files.items()):
             files = {name: path for name, path in files.items() if not _matches(name, (_CODE,))}
-    return Snapshot(files, frozenset(found.keys() - files.keys()), _own_commit(revision, folder))
+    return Snapshot(
+        files, frozenset(all_files.keys() - files.keys()), _own_commit(revision, folder)
+    )
 
 
 def find_files(checkpoint: str, revision: str | None) -> Path | None:
-    """Return the folder of a checkpoint: itself, or its complete copy in the Hub's cache; else None."""
+    """Return the checkpoint if it is a folder, or its complete copy in the Hub's cache; else None."""
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
     from huggingface_hub import try_to_load_from_cache
@@ -88,7 +92,7 @@ def find_files(checkpoint: str, revision: str | None) -> Path | None:
 
 def _has_shards(folder: Path) -> bool:
     """Return False if an index names weights that are missing, as after an interrupted download."""
-    with contextlib.suppress(RepositoryError):  # which loading the replica reports
+    with contextlib.suppress(RepositoryError):  # reported when the replica loads
         return all(file.exists() for file in weights(folder).files)
     return True
 
@@ -96,8 +100,8 @@ def _has_shards(folder: Path) -> bool:
 def fetch(repo_id: str, revision: str | None, folder: Path) -> Snapshot:
     """Download the shared files of a repository into `folder`; raise an `OSError` if the Hub refuses.
 
-    The Hub's cache does not get them: a client on this machine that shares the cache would take the commit
-    without weights for the whole one.
+    The files do not go to the Hub's cache: a client on this machine that shares the cache would mistake the
+    commit without weights for a complete one.
     """
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -105,8 +109,8 @@ def fetch(repo_id: str, revision: str | None, folder: Path) -> Snapshot:
         info = HfApi().model_info(
             repo_id, revision=revision, timeout=_HUB_TIMEOUT_S, files_metadata=True
         )
-        sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
-        wanted = _smallest({name: sizes[name] for name in sizes if _matches(name, _SHARED)})
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+        wanted = _smallest_names({name: sizes[name] for name in sizes if _matches(name, _SHARED)})
         for name in wanted:
             hf_hub_download(
                 repo_id,
@@ -194,18 +198,18 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in patterns)
 
 
-def _fitting(files: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the smallest files, `_MOST_BYTES` together."""
-    fitting = _smallest({name: path.stat().st_size for name, path in files.items()})
+def _smallest_files(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the smallest files, at most `_MAX_SHARED_BYTES` together."""
+    fitting = _smallest_names({name: path.stat().st_size for name, path in files.items()})
     return {name: path for name, path in files.items() if name in fitting}
 
 
-def _smallest(sizes: Mapping[str, int]) -> set[str]:
-    """Return the names of the smallest files, `_MOST_BYTES` together.
+def _smallest_names(sizes: Mapping[str, int]) -> set[str]:
+    """Return the names of the smallest files, at most `_MAX_SHARED_BYTES` together.
 
     The limit is needed because a repository may name any file like a vocabulary.
     """
-    left, fitting = _MOST_BYTES, set()
+    left, fitting = _MAX_SHARED_BYTES, set()
     for size, name in sorted((size, name) for name, size in sizes.items()):
         left -= size
         if left >= 0:
@@ -215,7 +219,7 @@ def _smallest(sizes: Mapping[str, int]) -> set[str]:
 
 def _declares_code(name: str, path: Path) -> bool:
     """Return True if a file is a config that names code; other scripts are no part of a checkpoint."""
-    if "/" in name or not _matches(name, _CONFIGS) or path.stat().st_size > _LARGEST_CONFIG:
+    if "/" in name or not _matches(name, _CONFIGS) or path.stat().st_size > _MAX_CONFIG_BYTES:
         return False
     try:
         return bool(json.loads(path.read_bytes()).get("auto_map"))

@@ -1,6 +1,7 @@
 """Watchdogs of running requests: their memory and threads, and the memory of replicas that share a GPU.
 
-No kernel limit counts the former per process, and torch limits the latter per process, not their sum.
+No kernel limit counts memory and threads per process. Torch limits the GPU memory of each process, not the
+sum of a replica's processes.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ class ResourceUsage:
         if "RssAnon" not in fields:
             return None  # the process is ending
         # A kernel without swap or huge pages has no field for them.
-        kibibytes = sum(int(fields[each].split()[0]) for each in _MEMORY_FIELDS if each in fields)
+        kibibytes = sum(int(fields[name].split()[0]) for name in _MEMORY_FIELDS if name in fields)
         return cls(kibibytes << 10, int(fields["Threads"]))
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceWatchdog:
-    """The limits of a request's memory and threads, beyond those that its runner has at the start."""
+    """The limits of a request's threads, and of its memory beyond its runner's memory at the start."""
 
     memory_bytes: int
     max_threads: int
@@ -105,11 +106,11 @@ class ResourceWatchdog:
 def runner_cgroups() -> RunnerCgroups | None:
     """Return the cgroups below this server's own, prepared; None if it can make none."""
     try:
-        found = RunnerCgroups.find()
-        found.prepare()
+        cgroups = RunnerCgroups.find()
+        cgroups.prepare()
     except (CgroupError, OSError):
         return None  # `ndif doctor` says why
-    return found
+    return cgroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +122,15 @@ class GpuUsage:
 
 
 def usage_of(used: Mapping[int, int | None], runner: int, zygote: int) -> GpuUsage | None:
-    """Return the memory of a replica's processes on a device; None if the driver names none of them.
+    """Return the memory of a replica's processes on a device; None if the driver names no such process.
 
     A container may not see the driver's process ids, and some drivers do not report processes' memory.
     """
-    own = {pid: size for pid, size in used.items() if size is not None and _is_of(pid, zygote)}
+    own = {pid: size for pid, size in used.items() if size is not None and _is_child(pid, zygote)}
     return GpuUsage(own.get(runner, 0), sum(own.values())) if own else None
 
 
-def _is_of(pid: int, zygote: int) -> bool:
+def _is_child(pid: int, zygote: int) -> bool:
     """Return True if a process is a child of the zygote: the weight owner or a runner."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -184,11 +185,11 @@ class GpuWatch:
         if not shared or self._is_blind:
             return {}
         try:
-            sample = await within(self._used(0.0), _FIRST_S)
+            sample = await within(self._current_sample(0.0), _FIRST_S)
         except (DriverError, asyncio.TimeoutError):  # `enforce` logs it
             return {}
-        found = {index: self._usage(sample, index, runner, zygote) for index in shared}
-        return {index: usage for index, usage in found.items() if usage is not None}
+        usages = {index: self._usage(sample, index, runner, zygote) for index in shared}
+        return {index: usage for index, usage in usages.items() if usage is not None}
 
     async def enforce(
         self,
@@ -207,7 +208,7 @@ class GpuWatch:
         missed = 0
         while shared and not self._is_blind:
             try:
-                sample = await self._used(min(_SAMPLE_LIFETIME_S, self.interval_s))
+                sample = await self._current_sample(min(_SAMPLE_LIFETIME_S, self.interval_s))
             except DriverError as error:
                 self._stop(str(error))
                 return
@@ -216,8 +217,8 @@ class GpuWatch:
                 if now is None:
                     # The driver also names no process of an ending replica or on a busy GPU.
                     missed += 1
-                    if missed >= _MAX_MISSES and _is_of(runner, zygote):
-                        self._stop("the driver names none of a replica's processes")
+                    if missed >= _MAX_MISSES and _is_child(runner, zygote):
+                        self._stop("the driver names no process of a replica")
                         return
                     continue
                 if reason := exceeded(share, before.setdefault(index, now), now):
@@ -233,7 +234,7 @@ class GpuWatch:
     ) -> GpuUsage | None:
         return usage_of(sample.get(self.gpus[index].uuid, {}), runner, zygote)
 
-    async def _used(self, lifetime_s: float) -> Mapping[str, Mapping[int, int | None]]:
+    async def _current_sample(self, lifetime_s: float) -> Mapping[str, Mapping[int, int | None]]:
         """Return a sample that was at most `lifetime_s` old when this was called."""
         called = time.monotonic()
         async with self._sampling:

@@ -1,1 +1,1 @@
-"""From an accepted request to a replica that runs it."""
+"""The way of an accepted request to a replica that runs it."""

@@ -74,7 +74,7 @@ class QueueLoad:
     waited_s: float = 0.0
     """`median_wait` of the queue."""
     refused: bool = False
-    """True if the cluster refused, since the last step, the replicas requested by that step."""
+    """True if the cluster has refused the replicas that the last step requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ScalingState:
     """Direction of the last change: 1 is up, -1 is down; 0 before any, and after a refused one."""
     changed_at: float = -math.inf
     spare_since: float | None = None
-    """Time since which one replica less would have sufficed; None while all are needed."""
+    """Time since which one replica fewer would have sufficed; None while all are needed."""
     holds: int = 1
     """Multiple of `idle_s` for which an unneeded replica is kept."""
     refusals: int = 0
@@ -99,14 +99,14 @@ def desired(
 ) -> tuple[ScalingState, int]:
     """Return the next state, and how many replicas there should be.
 
-    Never more than `most`; less than `least` only while a refusal stands.
+    The number never exceeds `most`, and is less than `least` only while a refusal stands.
     """
     state = _after_answer(state, observation, bounds, now)
     pausing = now < state.refused_until
     least = min(bounds.least, state.wanted) if pausing else bounds.least
-    within = min(max(state.wanted, least), bounds.most)
-    if within != state.wanted:
-        state = _change(state, within, now)
+    bounded = min(max(state.wanted, least), bounds.most)
+    if bounded != state.wanted:
+        state = _change(state, bounded, now)
     # While a replica loads, or after it was lost, a long wait does not show that replicas are too few.
     settled = observation.replicas >= state.wanted
     spare = settled and observation.waiting == 0 and observation.busy < state.wanted
@@ -194,8 +194,8 @@ class Scaling:
     async def step(self) -> None:
         """Scale every processor once."""
         processors = self.dispatcher.processors
-        for gone in self._scalers.keys() - processors.keys():
-            del self._scalers[gone]
+        for removed in self._scalers.keys() - processors.keys():
+            del self._scalers[removed]
         for variant, processor in list(processors.items()):
             self._step(self._scaler(variant, processor), processor)
 
@@ -210,23 +210,23 @@ class Scaling:
         return scaler
 
     def _step(self, scaler: Autoscaler, processor: Processor) -> None:
-        most = processor.take_load_sample()
+        load = processor.take_load_sample()
         at_rest = processor.desired_replicas == processor.least_replicas == scaler.state.wanted
-        if at_rest and not most.waiting and not processor.queue:
+        if at_rest and not load.waiting and not processor.queue:
             return  # nothing to do: the state of most processors at most times
         observation = QueueLoad(
             replicas=processor.replicas.serving,
-            busy=most.running,
-            waiting=most.waiting,
+            busy=load.running,
+            waiting=load.waiting,
             waited_s=median_wait((job.arrived for job in processor.queue), self.now()),
-            refused=most.refused,
+            refused=load.refused,
         )
         wanted = scaler.step(observation, asyncio.get_running_loop().time())
         if wanted > processor.desired_replicas and processor.replicas.staying:
             self.on_change(processor, wanted)
             processor.add_replicas(wanted)
         elif wanted < processor.desired_replicas:
-            if most.refused:
+            if load.refused:
                 processor.desired_replicas = wanted  # replicas that are still on their way may come
             else:
                 self.on_change(processor, wanted)

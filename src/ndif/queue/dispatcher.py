@@ -1,4 +1,4 @@
-"""Requests from the broker: to the queue of their model, or held while there is no cluster."""
+"""Dispatch of requests from the broker to their models' queues, and a holding queue without a cluster."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Dispatcher:
         self._broker = broker
         self._policy = policy or QueuePolicy()
         self.lifecycle = QueueLifecycle(
-            broker, responder, self._policy.max_attempts, self._client_leaves
+            broker, responder, self._policy.max_attempts, self._on_client_left
         )
         self._cancelled_keys: dict[str, tuple[float, str]] = {}
         """Reasons to end further requests, by API key, each until an event-loop time."""
         self._tasks: dict[Variant, asyncio.Task[None]] = {}
         self._claiming: asyncio.Task[None] | None = None
-        controller.on_leave(self._replica_leaves)
+        controller.on_leave(self._on_replica_left)
 
     def start(self) -> None:
         """Claim requests from now on."""
@@ -66,7 +66,7 @@ class Dispatcher:
         """End every request as an ERROR that no later process will run."""
         for processor in list(self.processors.values()):
             await processor.fail_waiting(reason, unless=self._broker.outlives)
-        held = [each for each in self.lifecycle.held if not self._broker.outlives(each)]
+        held = [request for request in self.lifecycle.held if not self._broker.outlives(request)]
         for request in held:
             self.lifecycle.cancel(request.id, reason)
         with contextlib.suppress(asyncio.TimeoutError):
@@ -95,7 +95,7 @@ class Dispatcher:
             await processor.notify_waiting(text)
 
     def adopt(self, orphans: Sequence[OrphanReplica]) -> None:
-        """Serve with replicas that another leader left."""
+        """Serve requests with replicas that another leader left."""
         for replica in self._controller.adopt(orphans):
             place = replica.placed
             if place.level is DeploymentLevel.HOT:
@@ -118,7 +118,7 @@ class Dispatcher:
         return await self.lifecycle.ensure_cancelled(request_id, _ENDED_WITHIN_S)
 
     async def cancel_all(self, key: str, reason: str, for_s: float = 0.0) -> int:
-        """End every request of an API key as an ERROR, also those that come within `for_s` seconds.
+        """End every request of an API key as an ERROR, also requests that come within `for_s` seconds.
 
         Return the number of held requests that were ended.
         """
@@ -126,7 +126,9 @@ class Dispatcher:
         held = [request.id for request in self.lifecycle.held if request.key == key]
         ended = 0
         for start in range(0, len(held), _AT_ONCE):
-            cancelling = (self.cancel(each, reason) for each in held[start : start + _AT_ONCE])
+            cancelling = (
+                self.cancel(request_id, reason) for request_id in held[start : start + _AT_ONCE]
+            )
             for outcome in await asyncio.gather(*cancelling, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     logger.error("a request of a key could not be ended", exc_info=outcome)
@@ -134,7 +136,7 @@ class Dispatcher:
                     ended += outcome
         return ended
 
-    def _reason_of(self, key: str) -> str | None:
+    def _cancel_reason(self, key: str) -> str | None:
         """Return the reason to end a request of an API key that comes now; None if there is none."""
         until, reason = self._cancelled_keys.get(key, (0.0, ""))
         if not reason or asyncio.get_running_loop().time() < until:
@@ -153,8 +155,8 @@ class Dispatcher:
         expire while a job runs, or waits, for long.
         """
         for processor in self.processors.values():
-            if (found := processor.update_of(request_id)) is not None:
-                return StoredResponse.of(*found)
+            if (waiting := processor.update_of(request_id)) is not None:
+                return StoredResponse.of(*waiting)
         job = None if is_stored else self.lifecycle.job(request_id)
         update = None if job is None else job.update()
         return None if job is None or update is None else StoredResponse.of(job.request, update)
@@ -162,13 +164,14 @@ class Dispatcher:
     def forget_idle(self) -> None:
         """Drop idle processors that exist only because a user asked for them.
 
-        Such a processor belongs to a model that no operator deployed, or to a further generation of one.
+        Such a processor belongs to a model that no operator deployed, or to a further generation of a
+        deployed model.
         """
-        there = {replica.placed.model_key for replica in self._controller.replicas()}
+        deployed = {replica.placed.model_key for replica in self._controller.replicas()}
         for variant, processor in list(self.processors.items()):
             model = processor.model
-            is_users = model.forgettable or not model.keeps(variant.generation)
-            if not is_users or not processor.idle or str(variant) in there:
+            is_user_requested = model.forgettable or not model.keeps(variant.generation)
+            if not is_user_requested or not processor.idle or str(variant) in deployed:
                 continue
             self._tasks.pop(variant).cancel()
             del self.processors[variant]
@@ -184,7 +187,9 @@ class Dispatcher:
         """Hold a request that the broker handed out, and put it into the queue of its model."""
         if (job := self.lifecycle.claim(request)) is None:
             return
-        reason = request.refusal or self._reason_of(request.key) or self.lifecycle.exhausted(job)
+        reason = (
+            request.refusal or self._cancel_reason(request.key) or self.lifecycle.exhausted(job)
+        )
         if not reason:
             await self.enqueue(job)
         else:
@@ -210,10 +215,10 @@ class Dispatcher:
             reason = "The server failed before it ran this job; its log says why."
             await self.lifecycle.fail(job, reason)
 
-    def _client_leaves(self, job: Job) -> None:
+    def _on_client_left(self, job: Job) -> None:
         any(processor.await_client_of(job) for processor in self.processors.values())
 
-    def _replica_leaves(self, key: ReplicaKey, why: str) -> None:
+    def _on_replica_left(self, key: ReplicaKey, why: str) -> None:
         model_key, replica_id = key
         processor = self.processors.get(Variant.parse(model_key))
         if processor is not None:
@@ -233,20 +238,20 @@ class HoldingQueue:
     text: str
     """Text that each client gets."""
     _requests: list[Request] = field(default_factory=list, init=False)
-    _taking: asyncio.Task[None] | None = field(default=None, init=False)
+    _claiming: asyncio.Task[None] | None = field(default=None, init=False)
 
     def open(self) -> None:
         """Claim requests from now on."""
-        if self._taking is None:
-            self._taking = asyncio.create_task(self._take(), name="holding queue")
+        if self._claiming is None:
+            self._claiming = asyncio.create_task(self._claim_forever(), name="holding queue")
 
     async def close(self) -> list[Request]:
         """Stop claiming; return the requests in the order they came."""
-        if self._taking is not None:
-            await end([self._taking])
+        if self._claiming is not None:
+            await end([self._claiming])
         return self._requests
 
-    async def _take(self) -> None:
+    async def _claim_forever(self) -> None:
         while True:
             request = await self.broker.claim()
             self._requests.append(request)
@@ -256,4 +261,6 @@ class HoldingQueue:
                 )
             except Exception:
                 # The request waits all the same.
-                logger.exception("request %s could not be told that it waits", request.id)
+                logger.exception(
+                    "the client of request %s could not be notified that it waits", request.id
+                )

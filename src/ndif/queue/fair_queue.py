@@ -1,17 +1,18 @@
 """The order of one model's waiting requests. `FairQueue` decides; it never waits, and reads no clock.
 
-Users share the model by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). A user's turn
-starts at a point of virtual time, the earliest start goes next, and taking an entry delays its user's next
-start by cost / weight. A user who was idle starts at the current virtual time: idle time earns no credit.
+Users share the model by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). A user's turn starts
+at a point of virtual time, the earliest start goes next, and taking an entry delays its user's next start
+by cost / weight. An idle user's next turn starts at the current virtual time: idle time earns no credit.
 
-A `priority` entry starts `head_start_s` earlier, but is charged like any other: the time is borrowed, as
-by a warped thread of Duda and Cheriton (BVT scheduling, SOSP 1999). A user with few requests goes first; a
+A `priority` entry starts `head_start_s` earlier, but is charged like any other: the time is borrowed, as by
+a warped thread of Duda and Cheriton (BVT scheduling, SOSP 1999). A user with few requests goes first; a
 user who floods the queue uses up the head start. Ageing is counted in work done, not in seconds: while
-nothing is taken nobody is overtaken, and a reported position stays true as time passes.
+nothing is taken, no entry is overtaken, and a reported position stays true as time passes.
 
-Neither bounds the delay by an endless sequence of *new* users. `patience` does: the oldest entry is taken
-once `patience - 1` others were taken since it became the oldest. So at most (`patience` - 1) * (n + 1)
-later entries go before one that found n waiting. An entry given back counts when first taken.
+Neither rule bounds the delay by an endless sequence of *new* users. `patience` does: the oldest entry is
+taken once `patience - 1` others were taken since it became the oldest. So at most
+(`patience` - 1) * (n + 1) later entries go before an entry that found n waiting. An entry given back counts
+only when first taken.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Entry(Protocol):
 
     @property
     def weight(self) -> float:
-        """Return the share of the model beside other users, from the tier of the API key."""
+        """Return the share of the model relative to other users, from the tier of the API key."""
 
     @property
     def priority(self) -> bool:
-        """Return True if it goes before its user's other entries, and earlier than others'."""
+        """Return True if it goes before its user's other entries, and gets the head start."""
 
     @property
     def cost(self) -> float:
@@ -106,7 +107,7 @@ class _Reader(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """The waiting requests of one model, in the order that users take turns.
+    """The waiting requests of one model, in the order of fair scheduling between users.
 
     Entries of one user go in the order they came, `priority` entries before ordinary ones.
     """
@@ -117,37 +118,37 @@ class FairQueue(Generic[T]):
         self.head_start_s = head_start_s
         """Seconds of work, by weight, that a user's `priority` entries may take before others."""
         self.patience = patience
-        """Number of consecutive takes of which at least one is of the oldest entry."""
+        """Number of consecutive takes that include at least one of the oldest entry."""
         self._waiting: OrderedDict[str, T] = OrderedDict()
         self._returned: list[T] = []
         self._accounts: dict[str, _Account[T]] = {}
         self._many_accounts = _FEW_ACCOUNTS
-        # A heap. A turn that its account has replaced stays in it until it comes to the top.
-        self._turns: list[_Turn[T]] = []
+        # A turn that its account has replaced stays in the heap until it comes to the top.
+        self._heap: list[_Turn[T]] = []
         self._ticks = 0
         self._virtual = 0.0
         self._overtaken = 0  # takes of others since the oldest entry became the oldest
 
     def add(self, entry: T) -> None:
         """Add an entry; its weight and its cost must be finite."""
-        self._refuse_twice(entry)
+        self._raise_if_present(entry)
         # A single NaN or infinite turn would disorder all turns.
         if not 0 < entry.weight < math.inf:
             raise ValueError(f"a weight must be more than 0 and finite, not {entry.weight}")
         if not 0 <= entry.cost < math.inf:
             raise ValueError(f"a cost must be at least 0 and finite, not {entry.cost}")
-        self._forget_the_idle()
+        self._forget_idle_accounts()
         account = self._accounts.setdefault(entry.user, _Account())
         if account.turn is None:
             account.start = max(account.start, self._virtual)
         urgent = bool(account.priority)
         self._waiting[entry.id] = account.entries_beside(entry)[entry.id] = entry
         if account.turn is None or urgent != bool(account.priority):
-            self._give_turn(account)
+            self._replace_turn(account)
 
     def give_back(self, entry: T) -> None:
         """Put a taken entry back at the very head, uncharged; several go in the order they arrived."""
-        self._refuse_twice(entry)
+        self._raise_if_present(entry)
         insort(self._returned, entry, key=lambda other: other.arrived)
 
     def take(self) -> T | None:
@@ -164,12 +165,12 @@ class FairQueue(Generic[T]):
     def reset(self) -> None:
         """Let all users of an empty queue start equal again; raise ValueError if an entry waits.
 
-        A replica is idle then, so that earlier use by one user delays no other user.
+        An empty queue means an idle replica, so earlier use by one user must delay no other user.
         """
         if self:
             raise ValueError("a queue in which entries wait cannot be reset")
         self._accounts.clear()
-        self._turns.clear()
+        self._heap.clear()
 
     def settle(self, entry: T, ran_s: float) -> None:
         """Charge the user of a taken entry for the seconds that the request ran instead of the estimate."""
@@ -178,7 +179,7 @@ class FairQueue(Generic[T]):
             return  # the queue was reset since
         account.start += _charge(entry, ran_s) - _charge(entry)
         if account.turn is not None:
-            self._give_turn(account)
+            self._replace_turn(account)
 
     def remove(self, entry_id: str) -> T | None:
         """Remove and return an entry, uncharged; None if it does not wait here."""
@@ -192,12 +193,12 @@ class FairQueue(Generic[T]):
         urgent = bool(account.priority)
         self._drop(entry)
         if urgent != bool(account.priority) or not (account.priority or account.ordinary):
-            self._give_turn(account)
+            self._replace_turn(account)
         return entry
 
-    def remove_all(self, which: Callable[[T], bool]) -> list[T]:
-        """Remove, uncharged, every entry for which `which` is true, and return them."""
-        removed = [entry for entry in self if which(entry)]
+    def remove_all(self, matches: Callable[[T], bool]) -> list[T]:
+        """Remove every entry that `matches`, uncharged, and return the removed entries."""
+        removed = [entry for entry in self if matches(entry)]
         for entry in removed:
             self.remove(entry.id)
         return removed
@@ -224,16 +225,16 @@ class FairQueue(Generic[T]):
         return chain(self._returned, self._waiting.values())
 
     def __contains__(self, entry_id: object) -> bool:
-        return entry_id in self._waiting or any(e.id == entry_id for e in self._returned)
+        return entry_id in self._waiting or any(entry.id == entry_id for entry in self._returned)
 
     def order(self) -> Iterator[T]:
         """Iterate over entries in the order of service, which is decided nowhere else."""
         yield from self._returned
-        while self._turns and self._turns[0] is not self._turns[0][2].turn:
-            heappop(self._turns)
-        turns, ticks, overtaken = self._turns.copy(), self._ticks, self._overtaken
+        while self._heap and self._heap[0] is not self._heap[0][2].turn:
+            heappop(self._heap)
+        turns, ticks, overtaken = self._heap.copy(), self._ticks, self._overtaken
         readers: dict[_Account[T], _Reader[T]] = {}
-        gone: set[str] = set()
+        yielded: set[str] = set()
         by_age = iter(self._waiting.values())
         oldest = next(by_age, None)
         while oldest is not None:
@@ -246,9 +247,9 @@ class FairQueue(Generic[T]):
             # An account with a turn has an entry that waits; the last `oldest` is for the type alone.
             entry = oldest if due else reader.priority or reader.ordinary or oldest
             yield entry
-            gone.add(entry.id)
+            yielded.add(entry.id)
             overtaken += 1
-            while oldest is not None and oldest.id in gone:
+            while oldest is not None and oldest.id in yielded:
                 oldest, overtaken = next(by_age, None), 0
             reader.pass_by(entry)
             reader.turn = None
@@ -261,17 +262,17 @@ class FairQueue(Generic[T]):
         """Return when a user's turn starts, with the head start of a `priority` entry."""
         return account.start - self.head_start_s if account.priority else account.start
 
-    def _give_turn(self, account: _Account[T]) -> None:
+    def _replace_turn(self, account: _Account[T]) -> None:
         """Replace the turn of an account by the one that follows from its entries."""
         account.turn = None
         if not account.priority and not account.ordinary:
             return
         self._ticks += 1
         account.turn = (self._effective(account), self._ticks, account)
-        heappush(self._turns, account.turn)
-        if len(self._turns) > 2 * len(self._accounts) + _FEW_ACCOUNTS:
-            self._turns = [turn for turn in self._turns if turn is turn[2].turn]
-            heapify(self._turns)
+        heappush(self._heap, account.turn)
+        if len(self._heap) > 2 * len(self._accounts) + _FEW_ACCOUNTS:
+            self._heap = [turn for turn in self._heap if turn is turn[2].turn]
+            heapify(self._heap)
 
     def _charge_and_drop(self, entry: T) -> None:
         account = self._accounts[entry.user]
@@ -283,19 +284,19 @@ class FairQueue(Generic[T]):
         self._overtaken += 1
         account.start += _charge(entry)
         self._drop(entry)
-        self._give_turn(account)
+        self._replace_turn(account)
 
     def _drop(self, entry: T) -> None:
         if entry.id == next(iter(self._waiting)):
             self._overtaken = 0
         del self._waiting[entry.id], self._accounts[entry.user].entries_beside(entry)[entry.id]
 
-    def _refuse_twice(self, entry: T) -> None:
+    def _raise_if_present(self, entry: T) -> None:
         if entry.id in self:
             raise ValueError(f"{entry.id!r} is in the queue already")
 
-    def _forget_the_idle(self) -> None:
-        """Drop accounts of users who owe nothing, each time the number of accounts has doubled."""
+    def _forget_idle_accounts(self) -> None:
+        """Drop accounts without debt, each time the number of accounts has doubled."""
         if len(self._accounts) < self._many_accounts:
             return
         for user, account in list(self._accounts.items()):

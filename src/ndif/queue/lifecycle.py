@@ -1,4 +1,4 @@
-"""The jobs that the queue has claimed, also when clients leave and replicas are lost."""
+"""The jobs that the queue has claimed, including departures of clients and losses of replicas."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ logger = logging.getLogger(__name__)
 _log = logging.getLogger("ndif.requests")
 """One line for each request, when it has ended."""
 
-_LOOKS, _LOOK_S = 10, 0.5
+_CHECKS, _CHECK_S = 10, 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 @dataclass(eq=False)
 class QueueLifecycle(Lifecycle):
-    """The jobs of the process that claims requests from the broker: the server of one, or the leader.
+    """The jobs of the process that claims requests from the broker: the embedded server, or the leader.
 
-    It owns the claims: a request that it claimed ends here, or is claimed by the next leader.
+    Owns the claims: a claimed request ends here, or the next leader claims it.
     """
 
     by: ClassVar[Component] = Component.QUEUE
@@ -91,9 +91,9 @@ class QueueLifecycle(Lifecycle):
     async def give_back(self, job: Job, error: Exception | None = None) -> bool:
         """Take a job back from a replica, or from the queue if its client is disconnected.
 
-        If its client is disconnected, the job waits some seconds for it, since a gateway that lost its
-        connection soon has it again. While the broker is unavailable, the job waits for the broker. Return
-        True if the job must wait in the queue again.
+        If the client is disconnected, the job waits some seconds for the client, since a gateway that lost
+        its connection soon restores it. While the broker is unavailable, the job waits for the broker.
+        Return True if the job must wait in the queue again.
         """
         if job.over.is_set() or not job.is_held:
             return False
@@ -103,7 +103,7 @@ class QueueLifecycle(Lifecycle):
         if isinstance(error, NotSharedError):
             reason = job.cancelled
         elif isinstance(error, BrokerUnavailableError | ReplicaLostError):
-            if await self._is_complete_at_last(job):  # the replica was lost after that
+            if await self._is_complete_at_last(job):  # the replica was lost after the end
                 await self.release(job.request)
                 return False
             reason = job.cancelled
@@ -114,7 +114,7 @@ class QueueLifecycle(Lifecycle):
         if reason is None:
             self.broker.note_attempts(job.request, job.losses)
             self._watch(job)
-            if not isinstance(error, NotSharedError):  # such a job runs at once
+            if not isinstance(error, NotSharedError):  # such a job runs again at once
                 await self._report_return(job, error)
             if job.cancelled is None:
                 return True
@@ -135,7 +135,9 @@ class QueueLifecycle(Lifecycle):
         with contextlib.suppress(asyncio.TimeoutError):
             await within(job.over.wait(), within_s)
         if not job.over.is_set() and job.cancelled is not None:
-            logger.warning("request %s: its replica does not answer; it ends without", job_id)
+            logger.warning(
+                "request %s: its replica does not answer; the request ends without it", job_id
+            )
             await self.fail(job, job.cancelled)
         return job.end is not None and job.end.description == job.cancelled
 
@@ -169,10 +171,10 @@ class QueueLifecycle(Lifecycle):
 
     async def _reason_after_absence(self, job: Job) -> str | None:
         """Return the reason to end a job whose client is disconnected; None if it is back in time."""
-        for _ in range(_LOOKS):
+        for _ in range(_CHECKS):
             if not await self.disconnected([job.request]):
                 return job.cancelled
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
         logger.info("request %s: its client left", job.id)
         return job.cancelled or LEFT
 
@@ -184,19 +186,21 @@ class QueueLifecycle(Lifecycle):
         try:
             await self.report(job, Response(job.id, Status.QUEUED, text))
         except Exception:
-            logger.exception("request %s could not be told that it waits again", job.id)
+            logger.exception(
+                "the client of request %s could not be notified that it waits again", job.id
+            )
 
     async def _is_complete_at_last(self, job: Job) -> bool:
-        """Wait until the broker answers; return True if a job has had its terminal response.
+        """Wait until the broker answers; return True if a job has its terminal response.
 
-        Without a broker nothing can run anyway. A cancelled job does not wait.
+        No job can run without a broker anyway. A cancelled job does not wait.
         """
         while job.cancelled is None:
             try:
                 return await self.broker.is_complete(job.request)
             except BrokerError as error:
                 logger.warning("request %s waits: %s", job.id, error)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
         return False
 
     def _reason_after_loss(self, job: Job, error: ReplicaLostError) -> str | None:
@@ -215,14 +219,14 @@ class QueueLifecycle(Lifecycle):
 
     # The end of a job
 
-    async def _undelivered(self, job: Job, response: Response, error: Exception) -> Response:
-        """See `Lifecycle._undelivered`. While the object store is unavailable, delivery is retried."""
+    async def _end_undelivered(self, job: Job, response: Response, error: Exception) -> Response:
+        """See `Lifecycle._end_undelivered`. While the object store is unavailable, delivery is retried."""
         if isinstance(error, ObjectStoreError):
             logger.warning("request %s: its end is not stored yet: %s", job.id, error)
             self._spawn(self._deliver_later(job, response), f"late end of {job.id}")
             return response
         await self.broker.release(job.request)
-        return await super()._undelivered(job, response, error)
+        return await super()._end_undelivered(job, response, error)
 
     async def _deliver_later(self, job: Job, response: Response) -> None:
         """Deliver an end, however long the store is unavailable: otherwise a poll would never find one."""
@@ -235,10 +239,10 @@ class QueueLifecycle(Lifecycle):
             except ObjectStoreError as error:
                 logger.warning("request %s: %s", job.id, error)
             except Exception as error:
-                await self._undelivered(job, response, error)
+                await self._end_undelivered(job, response, error)
                 return
             else:
-                self._delivered(job, response)
+                self._end_delivered(job, response)
                 return
 
     def _note_end(self, job: Job, response: Response | None) -> None:

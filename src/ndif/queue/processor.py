@@ -46,13 +46,13 @@ logger = logging.getLogger(__name__)
 _NOT_PROVIDED = "The server failed while it set the model up; its log says why."
 _DEFECT = "The server failed while it ran this job; its log says why."
 _PROVISIONING = "A replica is being set up for your model."
-_COUNTING = 0.1
+_COUNT_SHARE = 0.1
 """Largest share of the time for counting the places of polled requests."""
-_TELLING = 0.1
-"""Largest share of the time for reporting positions to live clients, other tasks meanwhile included."""
-_SELDOM_S = 60.0
-"""Longest pause between two such rounds: an unavailable broker can make a round long."""
-_TELL_AT_ONCE = 8
+_UPDATE_SHARE = 0.1
+"""Largest share of the time for reporting positions to live clients, including tasks that run meanwhile."""
+_MAX_PAUSE_S = 60.0
+"""Longest pause between two rounds of positions: an unavailable broker can make a round long."""
+_UPDATES_AT_ONCE = 8
 """Updates after which other tasks of the process get to run."""
 _BACK_OFF_S = 30.0
 """Seconds before a further replica is requested, after a replica failed to come while others serve."""
@@ -82,14 +82,14 @@ class QueuePolicy:
     def update_pause_s(self, took_s: float) -> float:
         """Return the seconds until the next round of positions, after one that took `took_s`.
 
-        Ten thousand clients take a second of one core, so they are updated less often and jobs go on.
+        Ten thousand clients take a second of one core, so they get fewer updates and jobs go on.
         """
-        return max(self.update_interval_s, min(took_s / _TELLING, _SELDOM_S))
+        return max(self.update_interval_s, min(took_s / _UPDATE_SHARE, _MAX_PAUSE_S))
 
 
 @dataclass(slots=True)
 class LoadSample:
-    """Maxima of a processor's load since the sample before."""
+    """Maxima of a processor's load since the previous sample."""
 
     running: int = 0
     waiting: int = 0
@@ -98,7 +98,7 @@ class LoadSample:
 
 
 class Processor:
-    """Runs the requests of one model: users take turns, and each request goes to the first idle replica.
+    """Runs the requests of one model, fairly between users, each on the first idle replica.
 
     Owns a `FairQueue` of waiting requests and one worker task per replica. Requests replicas from the
     controller, and returns a request to the queue when its replica is lost. The `QueueLifecycle` keeps
@@ -114,13 +114,13 @@ class Processor:
         policy: QueuePolicy,
         enqueue: Callable[[Job], Awaitable[None]],
     ) -> None:
-        """Prepare an empty queue; `enqueue` puts a job into its model's queue, perhaps another by now."""
+        """Prepare an empty queue; `enqueue` puts a job into its model's queue, which may have changed."""
         self.model = model
         self.variant = Variant(model.key, generation)
         self.least_replicas = model.least_in(generation)
         """Replicas that the operator asks for."""
         self.desired_replicas = self.least_replicas
-        """Replicas that there should be now."""
+        """Replicas that the model should have now."""
         self._controller = controller
         self._lifecycle = lifecycle
         self._policy = policy
@@ -137,7 +137,7 @@ class Processor:
         self._not_before = 0.0
         self._workers: set[asyncio.Task[None]] = set()
         self._returning: set[asyncio.Task[None]] = set()
-        """Requests that wait for their client before they wait here again."""
+        """Requests that wait for their client before they wait in the queue again."""
         self._is_providing = self._is_provisioning = False
         self._holds = 0
         self._load = LoadSample()
@@ -171,7 +171,7 @@ class Processor:
         return self._run_times.wait_s(position, serving, running, now, work_ahead_s)
 
     def take_load_sample(self) -> LoadSample:
-        """Return the maxima since this was called last, and start anew."""
+        """Return the maxima since the last call, and reset them."""
         load = self._load
         self._load = LoadSample(len(self.replicas.busy), self._waiting)
         return load
@@ -231,7 +231,7 @@ class Processor:
             self._short.set()
 
     def scale(self, replicas: int) -> tuple[ReplicaKey, ...]:
-        """Evict replicas beyond this many, idle ones first, and return the keys of those evicted.
+        """Evict replicas beyond this many, idle ones first, and return the keys of the evicted replicas.
 
         `provision` requests missing ones.
         """
@@ -248,13 +248,13 @@ class Processor:
     def replica_requests(self, replicas: int) -> list[ReplicaRequest]:
         """Return the requests to the controller, in order, that lead to this many replicas.
 
-        Missing dedicated replicas come first: further ones, like those of any model, evict only unprotected
+        Missing dedicated replicas come first. Further replicas, as of any model, evict only unprotected
         replicas, and wait for replicas that have yet to run their first job.
         """
         generation = self.variant.generation
         first = self.model.dedicated_in(generation)
         hot = self._controller.cluster.hot(str(self.variant))
-        counts = [first] if sum(d.dedicated for d in hot) < first < replicas else []
+        counts = [first] if sum(replica.dedicated for replica in hot) < first < replicas else []
         gated = any(job.request.gated for job in self.queue)
         return [
             ReplicaRequest(self.model, generation, count, gated) for count in [*counts, replicas]
@@ -262,7 +262,7 @@ class Processor:
 
     @property
     def _needed(self) -> int:
-        """Return the number of replicas there should be while requests wait."""
+        """Return the number of replicas that waiting requests need."""
         return max(1, self.desired_replicas)
 
     def remove_replica(self, replica_id: str, why: str) -> None:
@@ -283,7 +283,7 @@ class Processor:
         return True
 
     async def notify_waiting(self, text: str) -> None:
-        """Notify all waiting clients, also those that poll; their jobs go on waiting."""
+        """Notify all waiting clients, including polling clients; their jobs go on waiting."""
         for job in list(self.queue):
             await self._report(job, Response(job.id, Status.QUEUED, text))
 
@@ -294,9 +294,9 @@ class Processor:
         return await self._fail(self.queue.remove_all(lambda job: not unless(job.request)), reason)
 
     async def _fail(self, jobs: list[Job], reason: str) -> int:
-        for first in range(0, len(jobs), _TELL_AT_ONCE):
-            some = jobs[first : first + _TELL_AT_ONCE]
-            await asyncio.gather(*(self._lifecycle.fail(job, reason) for job in some))
+        for first in range(0, len(jobs), _UPDATES_AT_ONCE):
+            batch = jobs[first : first + _UPDATES_AT_ONCE]
+            await asyncio.gather(*(self._lifecycle.fail(job, reason) for job in batch))
         return len(jobs)
 
     # Updates to waiting clients
@@ -311,7 +311,7 @@ class Processor:
         if job is None:
             return None
         if time.monotonic() >= self._count_again:
-            self._count()
+            self._count_places()
         place = self._places.get(request_id)  # None for a job that came since the count
         text = f"Your job waits in the queue for {job.request.model.repo_id}."
         if place is not None:
@@ -324,10 +324,10 @@ class Processor:
         if status is ProcessorStatus.PROVISIONING:
             return Response(job.id, Status.PROVISIONING, f"{_PROVISIONING} {position}")
         if status is ProcessorStatus.DEPLOYING:
-            return Response(job.id, Status.DEPLOYING, f"{self._loading} {position}")
+            return Response(job.id, Status.DEPLOYING, f"{self._loading_text} {position}")
         return Response(job.id, Status.QUEUED, position)
 
-    def _count(self) -> None:
+    def _count_places(self) -> None:
         """Count the places of all waiting jobs; the longer that takes, the later is the next count."""
         began = time.monotonic()
         self._places, self._work_ahead_s, work_ahead_s = {}, [], 0.0
@@ -336,18 +336,20 @@ class Processor:
             self._work_ahead_s.append(work_ahead_s)
             work_ahead_s += self._run_times.expected(job.user)
         ended = time.monotonic()
-        self._count_again = ended + (ended - began) / _COUNTING
+        self._count_again = ended + (ended - began) / _COUNT_SHARE
 
     @property
-    def _loading(self) -> str:
+    def _loading_text(self) -> str:
         """Return the state of a model that is loading, in words."""
         generation = self.variant.generation
         text = f"The model is being loaded for nnsight {generation}"
-        replicas = (self._controller.replica(self.variant, each.id) for each in self.replicas)
-        read = [each.progress for each in replicas if each is not None and each.progress]
-        if read:
-            done, total = max(read)
-            text += f": {format_size(done)} of {format_size(total)} are read"
+        replicas = (self._controller.replica(self.variant, worker.id) for worker in self.replicas)
+        progress = [
+            replica.progress for replica in replicas if replica is not None and replica.progress
+        ]
+        if progress:
+            loaded, total = max(progress)
+            text += f": {format_size(loaded)} of {format_size(total)} are read"
         load_s = self.model.load_s.get(generation)
         if load_s is not None:
             text += f" (the last time it took {format_duration(round(load_s, 1))})"
@@ -362,14 +364,13 @@ class Processor:
             for job, position in self.queue.positions() if self.queue else ():
                 await self._send_position(job, position, work_ahead_s)
                 work_ahead_s += self._run_times.expected(job.user)
-                if position % _TELL_AT_ONCE == 0:
+                if position % _UPDATES_AT_ONCE == 0:
                     await asyncio.sleep(0)
             took_s = time.monotonic() - began
 
     async def _send_position(
         self, job: Job, position: int, work_ahead_s: float | None = None
     ) -> None:
-        """Report the position of a job to its client if that is live."""
         if job.is_live:
             text = self._position_text(job, position, work_ahead_s)
             await self._report(job, self._waiting_update(job, text))
@@ -385,8 +386,7 @@ class Processor:
             text += f" Estimated start: in {describe_wait(wait_s)}."
         return text
 
-    async def _send_all(self, status: Status, text: str) -> None:
-        """Report a status to every waiting live client."""
+    async def _report_to_live_clients(self, status: Status, text: str) -> None:
         for job in list(self.queue):
             if job.is_live:
                 await self._report(job, Response(job.id, status, text))
@@ -423,9 +423,9 @@ class Processor:
 
     async def provision(self) -> None:
         """Request missing replicas; end waiting jobs with the reason if there will be none."""
-        # Nothing is loaded for clients that have left, or for users who may not have a model loaded.
-        gone = await self._lifecycle.disconnected(job.request for job in self.queue)
-        for job in self.queue.remove_all(lambda job: job.id in gone):
+        # No model is loaded for clients that have left, or for users without permission to have one loaded.
+        disconnected = await self._lifecycle.disconnected(job.request for job in self.queue)
+        for job in self.queue.remove_all(lambda job: job.id in disconnected):
             self._await_client(job)
         # A model that an operator deployed was loaded when these requests were admitted.
         if self.model.on_demand and not self.model.dedicated:
@@ -439,7 +439,7 @@ class Processor:
         self._is_provisioning = True
         try:
             if is_first:
-                await self._send_all(Status.PROVISIONING, _PROVISIONING)
+                await self._report_to_live_clients(Status.PROVISIONING, _PROVISIONING)
             for request in self.replica_requests(self._needed):
                 (provided,) = await self._controller.deploy([request])
                 self.adopt(provided.replica_ids)
@@ -455,7 +455,7 @@ class Processor:
                     await self._enqueue(job)
             return
         if request.withdrawn:
-            self._short.set()  # requests that wait now have come since
+            self._short.set()  # requests that wait now came after the withdrawal
             return
         if provided.problem is not None:
             logger.warning("%s", provided.problem)
@@ -464,11 +464,11 @@ class Processor:
         if not self.replicas.staying:
             await self.fail_waiting(provided.problem or "The model has no replica.")
         elif is_first:
-            await self._send_all(Status.DEPLOYING, self._loading)
+            await self._report_to_live_clients(Status.DEPLOYING, self._loading_text)
 
     async def _refuse_unpermitted(self) -> None:
         """Fail waiting jobs whose users may not have this model loaded on demand."""
-        if self.model.same_as is not None:  # that model decides
+        if self.model.same_as is not None:  # the model that is served instead decides
             return
         models = self._controller.models
         why = {
@@ -518,7 +518,7 @@ class Processor:
         """Wait for the next jobs of a replica, to run at once; return an empty list once it leaves."""
         while not worker.leaving:
             if not self.queue:
-                # An idle replica means that earlier use by one user delays no other user.
+                # The replica is idle, so earlier use by one user must delay no other user.
                 self.queue.reset()
                 self._arrived.clear()
                 replica.mark_used()
@@ -535,7 +535,7 @@ class Processor:
         return []
 
     def _take(self, passes: SharedPasses | None) -> list[Job]:
-        """Take the next job, and those that share its forward pass; return an empty list if none waits."""
+        """Take the next job and the jobs that share its forward pass; an empty list if none waits."""
         if passes is not None:
             return sharing.take(self.queue, passes.most)
         job = self.queue.take() if self.queue else None
@@ -604,7 +604,7 @@ class Processor:
             self._short.set()
 
     def _await_client(self, job: Job) -> None:
-        """Let a job wait for its client, and then in the queue again."""
+        """Make a job wait for its client, and then in the queue again."""
         task = asyncio.create_task(self._return(job), name=f"client of {job.id}")
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)

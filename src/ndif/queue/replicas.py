@@ -29,7 +29,7 @@ class ReplicaWorker:
 
 
 class Replicas(list[ReplicaWorker]):
-    """The replicas of one processor, those that are leaving included."""
+    """The replicas of one processor, including leaving replicas."""
 
     @property
     def staying(self) -> list[ReplicaWorker]:

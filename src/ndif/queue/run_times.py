@@ -1,9 +1,9 @@
 """Run times of one model's requests, and the waits of its queue that follow from them.
 
-Run times have long tails: one job of an hour among hundreds of a second says little about the next ten
-and much about the next thousand. So a sum of n run times is not n means. Values beyond the quantile that
-n draws more likely than not stay below count as that quantile (they are winsorised there): n = 1 gives
-about the median, and a large n the mean.
+Run times have long tails: one job of an hour among hundreds of a second says little about the next ten and
+much about the next thousand. So a sum of n run times is not n means. An estimate for n run times is
+winsorised at the quantile that n draws more likely than not stay below: larger values count as that
+quantile. n = 1 gives about the median, and a large n the mean.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ class _Window:
         return len(self._recent)
 
     def beyond(self, reached: float, quantile: float) -> float:
-        """Return how much more to expect, at a quantile, of a value that has reached `reached`."""
+        """Return the expected rest, at a quantile, of a value that has reached `reached`."""
         first = bisect_right(self._sorted, reached)
         larger = len(self._sorted) - first
         if not larger:
-            # No value was larger: likely as much again, as with durations that have no scale of their own.
+            # No value was larger: the rest is likely as long again, as for durations without a scale of
+            # their own.
             return reached * quantile / (1 - quantile)
         return self._sorted[first + min(int(larger * quantile), larger - 1)] - reached
 
     def winsorised(self, tail: float) -> tuple[float, float]:
-        """Return mean and standard deviation, with the highest `tail` (a share) cut down to the rest."""
+        """Return mean and standard deviation; the top share `tail` is cut to the largest other value."""
         count = len(self._sorted)
         kept = max(count - int(tail * count), 1)
         if kept not in self._winsorised:
@@ -80,8 +81,8 @@ class RunTimes:
         if self._runs:
             self._errors.add(ran_s / self.expected(user))
         self._runs.add(ran_s)
-        mine = self._users.setdefault(user, deque(maxlen=_USER_WINDOW))
-        mine.append(ran_s)
+        own = self._users.setdefault(user, deque(maxlen=_USER_WINDOW))
+        own.append(ran_s)
         self._users.move_to_end(user)
         if len(self._users) > _USERS:
             self._users.popitem(last=False)
@@ -90,10 +91,10 @@ class RunTimes:
         """Estimate the run time in seconds of a user's request; 1 before any was measured."""
         if not self._runs:
             return _UNMEASURED_S
-        everybody, _ = self._runs.winsorised(_OUTLIERS)
-        # The user's own mean keeps outliers: others wait for them.
-        mine = self._users.get(user, ())
-        return (_PRIOR * everybody + math.fsum(mine)) / (_PRIOR + len(mine))
+        model_mean, _ = self._runs.winsorised(_OUTLIERS)
+        # The user's own mean keeps outliers, since other users wait for them.
+        own = self._users.get(user, ())
+        return (_PRIOR * model_mean + math.fsum(own)) / (_PRIOR + len(own))
 
     def wait_s(
         self,
@@ -117,21 +118,21 @@ class RunTimes:
         if ahead and work_ahead_s is not None and self._errors:
             draws, unit_s = self._errors, work_ahead_s / ahead
         each_s = draws.winsorised(1 - 0.5 ** (1 / max(ahead, 1)))[0] * unit_s
-        usual, unlike = self._runs.winsorised(_OUTLIERS)
-        variation = min(unlike / usual, 1.0)
+        mean, deviation = self._runs.winsorised(_OUTLIERS)
+        variation = min(deviation / mean, 1.0)
         ages = [max(now - since, 0.0) for since in running_since]
         idle = [0.0] * (replicas - len(ages))
         early, ends, late = (
             sorted(idle + [self._runs.beyond(age, at) for age in ages]) for at in (0.1, 0.5, 0.9)
         )
         # 1 where the ends are certain, and near 0 where they may be at any time.
-        known = sum(early) / sum(late) if any(late) else 1.0
+        certainty = sum(early) / sum(late) if any(late) else 1.0
         count = len(ends)
         # Equal run times end in the order they began, each on its replica; memoryless ones end anywhere,
         # and the queue moves by one whenever any does.
-        first = known * ends[0] + (1 - known) * sum(ends) / count**2
-        alike = ends[ahead % count] - ends[0] + ahead // count * each_s
-        return first + (1 - variation) * alike + variation * ahead * each_s / count
+        first_s = certainty * ends[0] + (1 - certainty) * sum(ends) / count**2
+        equal_s = ends[ahead % count] - ends[0] + ahead // count * each_s
+        return first_s + (1 - variation) * equal_s + variation * ahead * each_s / count
 
 
 def describe_wait(seconds: float) -> str:

@@ -1,8 +1,8 @@
 """Requests of one model that share a forward pass on one replica.
 
 Only trusted requests share one, since they run in one process anyway. A pass is an attempt: the replica
-answers the requests whose values it does not change; the others return to the head of the queue and run
-alone.
+answers the requests whose values the pass does not change; the others return to the head of the queue and
+run alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 Serve = Callable[[Job, RequestRunner, int], Coroutine[Any, Any, None]]
-"""Runs a job on a replica, or on a seat in a pass; the number is that of jobs that share the time."""
+"""Runs a job on a replica, or on a seat in a pass; the integer is the number of jobs sharing the time."""
 
 
 def take(queue: FairQueue[Job], most: int) -> list[Job]:
@@ -63,16 +63,18 @@ async def run(passes: SharedPasses, jobs: Sequence[Job], serve: Serve) -> None:
         await asyncio.wait([*serving, shared.running])
     finally:
         await end([*serving, shared.running])
-    for each in serving:
-        each.result()
+    for task in serving:
+        task.result()
 
 
 def may_share(first: Request, other: Request) -> bool:
     """Return True if two requests of a model may share a forward pass, should their blocks allow it."""
     return (
         all(
-            each.trusted and not each.names_adapter and not isinstance(each.payload, PayloadFile)
-            for each in (first, other)
+            request.trusted
+            and not request.names_adapter
+            and not isinstance(request.payload, PayloadFile)
+            for request in (first, other)
         )
         and first.env == other.env
     )
@@ -88,15 +90,15 @@ class _Pass:
         """Task of the pass; its result is the responses by request id."""
 
     async def _run(self) -> dict[str, Response]:
-        found: Sequence[Response | None] = ()
+        responses: Sequence[Response | None] = ()
         try:
-            found = await self._passes.run(self._requests)
+            responses = await self._passes.run(self._requests)
         except ReplicaLostError as error:
             # Running each request alone shows which of them is to blame.
             logger.warning("%d requests run alone: %s", len(self._requests), error)
         except Exception:  # a defect of the server costs the time of the attempt
             logger.exception("%d requests could not run together", len(self._requests))
-        answered = zip(self._requests, found, strict=False)
+        answered = zip(self._requests, responses, strict=False)
         return {request.id: response for request, response in answered if response is not None}
 
 
@@ -116,8 +118,8 @@ class _Seat:
         """See `RequestRunner.run`. Raise a `NotSharedError` if the pass does not answer the request."""
         await announce(request, respond)
         running = self._shared.running
-        either: set[asyncio.Future[Any]] = {running, self._cancelled}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        futures: set[asyncio.Future[Any]] = {running, self._cancelled}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if self._cancelled.done():
             return Response(request.id, Status.ERROR, self._cancelled.result())
         response = running.result().get(request.id)
@@ -125,6 +127,6 @@ class _Seat:
             raise NotSharedError
         metrics.SHARED.labels(metrics.model_label(request.model.label)).inc()
         if (steps := current()) is not None:
-            for each in response.steps:
-                steps.record(each)
+            for step in response.steps:
+                steps.record(step)
         return replace(response, steps=())

@@ -292,7 +292,7 @@ async def test_forbidden_webhook_address_is_given_up_immediately(tmp_path: Path)
         await eventually(server.idle)
         dead = await server.queue.all(10)
     assert {(each.attempts, each.problem) for each in dead} == {
-        (1, "its address is not one that is called")
+        (1, "this server does not call its address")
     }
     assert receiver.asked == []
 

@@ -215,7 +215,7 @@ REFUSED = {
         *("http://bücher.example/", "http://①②⑦.⓪.⓪.①/", "http://127。0。0。1/", "ada@exämple.org"),
         "http://example.org/ü",
     ],
-    "is none of web servers": [
+    "is not a web server's port": [
         *("http://example.org:22/", "http://example.org:25/", "https://example.org:0/"),
         *("http://example.org:65536/", "http://example.org:99999/"),
     ],

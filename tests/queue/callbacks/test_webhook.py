@@ -190,7 +190,7 @@ async def test_receiver_with_endless_headers_times_out() -> None:
 async def test_receiver_without_http_fails_webhook() -> None:
     async with receiving() as receiver:
         receiver.status = -1
-        assert str(await problem(receiver.url)) == "what answers there speaks no HTTP"
+        assert str(await problem(receiver.url)) == "it does not speak HTTP"
 
 
 @on_loop
@@ -261,5 +261,5 @@ async def test_tls_verifies_host_name_of_url(certificate: Path) -> None:
         assert asked.headers["host"] == f"hook.example:{receiver.port}"
         for host, tls in (("other.example", trusts), ("127.0.0.1", trusts), ("hook.example", None)):
             error = await problem(f"https://{host}:{receiver.port}/", tls=tls)
-            assert str(error) == "TLS with it failed, maybe for its certificate"
+            assert str(error) == "TLS with it failed, perhaps because of its certificate"
         assert len(receiver.asked) == 1

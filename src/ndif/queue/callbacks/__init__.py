@@ -1,1 +1,1 @@
-"""Callbacks of ended jobs: their guard, their two forms, and their delivery with retries."""
+"""Callbacks of ended jobs: their guard, webhooks, and their delivery with retries."""

@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S = 600.0
 _NO_END_S = 600.0
-"""Seconds after which a callback is given up whose job has no stored end."""
+"""Seconds after which a callback is given up if its job has no stored end."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 15.0
-_SHOWN = 1000
+_MAX_LISTED = 1000
 _NO_MAIL = "this server sends no mail any more"
 
 
@@ -72,7 +72,7 @@ class CallbackDelivery(Delivery[Callback]):
     async def describe(self) -> Callbacks:
         """Return the waiting and the given-up callbacks as operators see them."""
         waiting, dead = await self.queue.counts()
-        listed = [_listed(each) for each in await self.queue.all(_SHOWN)]
+        listed = [_list_entry(callback) for callback in await self.queue.all(_MAX_LISTED)]
         return Callbacks(waiting=waiting, given_up=dead, callbacks=listed)
 
     async def retry(self, request_id: str | None) -> list[str]:
@@ -81,14 +81,16 @@ class CallbackDelivery(Delivery[Callback]):
         `request_id` is the beginning of an id; None selects all callbacks that were given up.
         """
         if request_id is None:
-            found = [each for each in await self.queue.all(_SHOWN) if each.dead]
+            callbacks = [
+                callback for callback in await self.queue.all(_MAX_LISTED) if callback.dead
+            ]
         else:
-            found = await self.queue.find(request_id)
+            callbacks = await self.queue.find(request_id)
         now = self._now()
-        for each in found:
-            again = replace(each, created=now, due=now, attempts=0, dead=False)
-            await self.queue.update(again)
-        return [*dict.fromkeys(each.request_id for each in found)]
+        for callback in callbacks:
+            renewed = replace(callback, created=now, due=now, attempts=0, dead=False)
+            await self.queue.update(renewed)
+        return [*dict.fromkeys(callback.request_id for callback in callbacks)]
 
     def title(self, item: Callback) -> str:
         return f"request {item.request_id}: its call-back"
@@ -122,18 +124,18 @@ class CallbackDelivery(Delivery[Callback]):
         await self.queue.update(
             replace(item, attempts=attempts, problem=problem, due=due, dead=is_over)
         )
-        then = "given up; `ndif callbacks` lists it"
+        outcome = "given up; `ndif callbacks` lists it"
         logger.warning(
             "request %s: attempt %d of its call-back failed: %s; %s",
             *(item.request_id, attempts, problem),
-            then if is_over else f"again in {format_duration(pause_s)}",
+            outcome if is_over else f"again in {format_duration(pause_s)}",
         )
 
     async def _send(self, callback: Callback) -> None:
         try:
             address = read_address(callback.address, self._allowed)
         except CallbackAddressError as error:
-            raise DeliveryError("its address is not one that is called", final=True) from error
+            raise DeliveryError("this server does not call its address", final=True) from error
         if address.kind is not CallbackKind.MAIL:
             await self._webhooks.send(callback, address)
         elif self._mailer is None:
@@ -202,7 +204,7 @@ def message_for(callback: Callback, recipient: str, sender: str, now: float) -> 
     return new_mail(sender, recipient, subject, request_id, "\n".join(lines), now)
 
 
-def _listed(callback: Callback) -> ListedCallback:
+def _list_entry(callback: Callback) -> ListedCallback:
     return ListedCallback(
         request_id=callback.request_id,
         to=shown(callback.address),

@@ -1,8 +1,8 @@
-"""The guard of callbacks: the addresses that users may name, and those that the server connects to.
+"""The guard of callbacks: a check of the addresses that users name and of the server's connections.
 
-A user's URL is a request that the server makes from inside its network. The text is checked when the job is
-submitted, so that mistakes are explained. The network is protected by the check of every connection, which
-goes to exactly the address that was checked, whatever a name resolved to before or after.
+A user's URL makes the server send a request from inside its network. The text is checked when the job is
+submitted, so that mistakes are explained. A check of every connection protects the network: the connection
+goes to exactly the checked address, even if a name resolves to other addresses before or after.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVERYWHERE: tuple[Network, ...] = (
 
 _MAX_ADDRESS = 2000
 _MAX_QUOTED = 100
-"""Characters of an address that a sentence repeats."""
+"""Characters of an address that an error message quotes."""
 _MAX_NAME = 253
 _MAX_LOCAL_PART = 64
 _LOWEST_PORT = 1024
@@ -75,7 +75,7 @@ _NOT_PUBLIC_6 = tuple(
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 _SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
 _ISATAP = (0x00005EFE, 0x02005EFE)
-"""Upper half of the interface's part of an address that holds an IPv4 address."""
+"""Upper halves of interface identifiers that hold an IPv4 address in the lower half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class CallbackRules:
     networks: Sequence[Network]
     """Networks that are allowed in addition to public addresses."""
     secrets: Sequence[str] = field(repr=False)
-    """Secrets, of which new receivers get the first; earlier receivers may know only the others."""
+    """Signing secrets: new receivers get the first; earlier receivers may know only the others."""
 
 
 class CallbackAddressError(ValueError):
@@ -104,9 +104,9 @@ class CallbackKind(str, Enum):
     """The form of a callback."""
 
     GET = "get"
-    """A webhook that is fetched with the status and the id in its query."""
+    """A webhook by GET, with the status and the id in its query."""
     POST = "post"
-    """A webhook that gets a signed JSON object."""
+    """A webhook by POST, with a signed JSON object."""
     MAIL = "mail"
 
 
@@ -174,8 +174,8 @@ def shown(text: str) -> str:
 
 
 def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Address:
-    found = _URL.fullmatch(url)
-    if found is None:
+    match = _URL.fullmatch(url)
+    if match is None:
         authority = re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0]
         raise CallbackAddressError(
             f"The callback {_quoted(url)} names a user or password: leave them out, and put a secret into "
@@ -183,12 +183,12 @@ def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Addre
             if "@" in authority
             else f"The callback {_quoted(url)} is not a URL like https://example.org/done."
         )
-    scheme, host = found["scheme"].lower(), found["host"].lower().strip("[]").removesuffix(".")
-    port = int(found["port"]) if found["port"] else _WEB_PORTS[scheme]
+    scheme, host = match["scheme"].lower(), match["host"].lower().strip("[]").removesuffix(".")
+    port = int(match["port"]) if match["port"] else _WEB_PORTS[scheme]
     # Any port of an operator's own networks is allowed; a name's address is checked at the connection.
-    if not 0 < port <= _MAX_PORT or not (allowed or _is_of_the_web(port)):
+    if not 0 < port <= _MAX_PORT or not (allowed or _is_web_port(port)):
         raise CallbackAddressError(
-            f"The callback's port {port} is none of web servers: use 80, 443 or one from "
+            f"The callback's port {port} is not a web server's port: use 80, 443 or one from "
             f"{_LOWEST_PORT} on."
         )
     literal = _read_host(host, url)
@@ -197,7 +197,7 @@ def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Addre
             f"The callback {_quoted(url)} names an address or port that this server does not call: the "
             "address must be public."
         )
-    path, query = found["path"] or "/", found["query"]
+    path, query = match["path"] or "/", match["query"]
     target = path if query is None else f"{path}?{query}"
     return Address(
         kind,
@@ -251,15 +251,15 @@ def _quoted(text: str) -> str:
 def may_connect(
     address: IpAddress, allowed: Sequence[Network] = (), port: int = _WEB_PORTS["https"]
 ) -> bool:
-    """Return True for a public address and a web server's port, or a network that the operator allows."""
-    address = _plain(address)
+    """Return True for a public address and a web server's port, or for an address in `allowed`."""
+    address = _unwrapped(address)
     is_allowed = any(address in network for network in allowed)
-    return is_allowed or (is_public(address) and _is_of_the_web(port))
+    return is_allowed or (is_public(address) and _is_web_port(port))
 
 
 def is_public(address: IpAddress) -> bool:
     """Return True for a unicast address of the Internet, also where IPv6 wraps an IPv4 address."""
-    address = _plain(address)
+    address = _unwrapped(address)
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _NOT_PUBLIC_4)
     if address not in _GLOBAL_6 or any(address in network for network in _NOT_PUBLIC_6):
@@ -272,12 +272,12 @@ def is_public(address: IpAddress) -> bool:
     return not is_isatap or is_public(ipaddress.IPv4Address(within_interface))
 
 
-def _is_of_the_web(port: int) -> bool:
+def _is_web_port(port: int) -> bool:
     """Return True for a port at which strangers may expect web requests."""
     return port in _WEB_PORTS.values() or port >= _LOWEST_PORT
 
 
-def _plain(address: IpAddress) -> IpAddress:
+def _unwrapped(address: IpAddress) -> IpAddress:
     """Return the IPv4 address that an IPv6 address maps or translates; any other address unchanged."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
@@ -300,8 +300,8 @@ class Resolver:
     async def __call__(self, host: str, port: int) -> Sequence[str]:
         """Return the addresses of `host` in the system's order."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, _look_up, host, port)
-        return [*dict.fromkeys(found)]
+        addresses = await loop.run_in_executor(self._threads, _look_up, host, port)
+        return [*dict.fromkeys(addresses)]
 
     def close(self) -> None:
         """End the threads once their lookups have."""
@@ -309,8 +309,8 @@ class Resolver:
 
 
 def _look_up(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in infos]
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
@@ -344,7 +344,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
                 problem = error
                 continue
             peer = stream.get_extra_info("server_addr")
-            if _plain(ipaddress.ip_address(peer[0])) != _plain(address):
+            if _unwrapped(ipaddress.ip_address(peer[0])) != _unwrapped(address):
                 await stream.aclose()
                 raise ForbiddenAddressError(host)
             return stream
@@ -356,7 +356,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """See `AsyncNetworkBackend`. Refuse: no URL names a socket of this machine."""
+        """See `AsyncNetworkBackend`. Raise a `ForbiddenAddressError`: no URL names a local socket."""
         raise ForbiddenAddressError(path)
 
     async def sleep(self, seconds: float) -> None:
@@ -364,9 +364,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
     async def _addresses(self, host: str, port: int) -> list[IpAddress]:
         try:
-            found = [ipaddress.ip_address(each) for each in await self._resolve(host, port)]
+            addresses = [ipaddress.ip_address(text) for text in await self._resolve(host, port)]
         except (OSError, UnicodeError) as error:
             raise NoAddressError(host) from error
-        if not all(may_connect(each, self._allowed, port) for each in found):
+        if not all(may_connect(address, self._allowed, port) for address in addresses):
             raise ForbiddenAddressError(host)
-        return found
+        return addresses

@@ -30,8 +30,8 @@ from ndif.stores.broker.signing import derive
 from ndif.tasks import within
 
 _PREFIX = "whsec_"
-_USE = "callbacks"
-_AGENT = "ndif"
+_PURPOSE = "callbacks"
+_USER_AGENT = "ndif"
 _SUCCESS = range(200, 300)
 _REDIRECTS = range(300, 400)
 
@@ -41,7 +41,7 @@ def signing_secret(server_secret: str, key: str) -> str:
 
     `key` is the opaque digest of the API key; empty for jobs that were sent without one.
     """
-    mac = hmac.digest(derive(server_secret, _USE), key.encode(), hashlib.sha256)
+    mac = hmac.digest(derive(server_secret, _PURPOSE), key.encode(), hashlib.sha256)
     return _PREFIX + base64.b64encode(mac).decode()
 
 
@@ -92,12 +92,12 @@ class Webhooks:
         except httpcore.NetworkError as error:
             is_tls = isinstance(error.__cause__ or error.__context__, ssl.SSLError)
             raise DeliveryError(
-                "TLS with it failed, maybe for its certificate"
+                "TLS with it failed, perhaps because of its certificate"
                 if is_tls
                 else "it cannot be reached"
             ) from error
         except httpcore.ProtocolError as error:
-            raise DeliveryError("what answers there speaks no HTTP") from error
+            raise DeliveryError("it does not speak HTTP") from error
         if status in _SUCCESS:
             return
         if status in _REDIRECTS:
@@ -108,7 +108,7 @@ class Webhooks:
         """Send a webhook and return the status of the answer, whose body is not read."""
         if self._tls is None and address.scheme == "https":
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
-        headers = {"Host": address.host_header, "User-Agent": _AGENT, "Accept": "*/*"}
+        headers = {"Host": address.host_header, "User-Agent": _USER_AGENT, "Accept": "*/*"}
         body = b""
         target = address.target
         if address.kind is CallbackKind.POST:
@@ -134,8 +134,8 @@ class Webhooks:
 
     def _signed(self, callback: Callback, body: bytes) -> dict[str, str]:
         message_id, timestamp = f"msg_{callback.id}", int(self._now())
-        secrets = [signing_secret(one, callback.key) for one in self._secrets]
-        signatures = [signature(each, message_id, timestamp, body) for each in secrets]
+        secrets = [signing_secret(secret, callback.key) for secret in self._secrets]
+        signatures = [signature(secret, message_id, timestamp, body) for secret in secrets]
         return {
             "webhook-id": message_id,
             "webhook-timestamp": str(timestamp),
