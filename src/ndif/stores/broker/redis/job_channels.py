@@ -53,7 +53,7 @@ class Introduction(TypedDict):
     protocol: int
     """See `PROTOCOL`."""
     secrets: Sequence[str]
-    """Secrets of the server, the first of which signs."""
+    """Secrets of the server; the first one signs."""
     term: str
     """Name of the leader's term, for which its jobs are signed."""
     broker_password: str | None
@@ -99,7 +99,7 @@ class JobReceiver:
     def _read(self, signed: Signed) -> Request | None:
         number, content = decode_numbered(signed.content)
         if number <= self._last:
-            logger.warning("a job on %s came before and is refused", self._channel.name)
+            logger.warning("a repeated job on %s is refused", self._channel.name)
             return None
         self._last = number
         request = decode_request(content, payload=signed.rest)
@@ -109,7 +109,7 @@ class JobReceiver:
 
     async def give_back(self, request: Request) -> None:
         """Notify the leader that a job did not end here."""
-        # The message may be lost, as the leader asks soon anyway.
+        # The message may be lost, because the leader asks soon anyway.
         await self._broker.channels.publish(ENDS, encode_return(request.id))
 
 
