@@ -251,7 +251,7 @@ class LeaderRpc:
         """Times of the events that were carried out, kept until a repetition is refused as too old."""
 
     async def ask(self, event: str, arguments: Mapping[str, Any]) -> bytes:
-        """Return the JSON of the leader's answer, for which it waits as long as there is a leader.
+        """Wait for the leader's answer as long as there is a leader, and return the answer's JSON.
 
         Raises:
             OperationError: If the leader refuses; with status 503 if it cannot be asked.

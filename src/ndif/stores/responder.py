@@ -99,7 +99,7 @@ class Responder:
             if self._is_deferred(request, response):
                 self._hold(request, response, unless)
                 return not await self._broker.disconnected({request.subscription_id or ""})
-            held, heard = self._unhold(request.id), True
+            held, heard = self._pop_held(request.id), True
             if held is not None and response.status in (Status.LOG, Status.STREAM):
                 await self._broker.publish(request, held.response)
             if request.subscription_id is not None:
@@ -126,7 +126,7 @@ class Responder:
         if held is not None:
             timer = held.timer
         else:
-            # No closure that refers to itself: a cycle would keep the request's payload for long.
+            # Not a closure that refers to itself: the cycle would keep the request's payload in memory.
             loop = asyncio.get_running_loop()
             timer = loop.call_later(_DEFERRED_S, self._deliver_soon, request)
         self._held[request.id] = _Held(response, unless, timer)
@@ -134,8 +134,7 @@ class Responder:
     def _deliver_soon(self, request: Request) -> None:
         start(self._deliver(request), self._delivering, "status")
 
-    def _unhold(self, request_id: str) -> _Held | None:
-        """Remove and return the deferred status of a job."""
+    def _pop_held(self, request_id: str) -> _Held | None:
         held = self._held.pop(request_id, None)
         if held is not None:
             held.timer.cancel()
@@ -144,7 +143,7 @@ class Responder:
     async def _deliver(self, request: Request) -> None:
         async with self._locks.setdefault(request.id, asyncio.Lock()):
             # None if another response was delivered first.
-            held = self._unhold(request.id)
+            held = self._pop_held(request.id)
             if held is not None and not held.unless():
                 try:
                     await self._broker.publish(request, held.response)

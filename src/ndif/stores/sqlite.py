@@ -111,7 +111,6 @@ class SqliteFile:
 
 
 def _reason(error: sqlite3.Error) -> str:
-    """Return a clause about a failure of the file."""
     return FULL if "full" in str(error) else f"the server's disk failed ({error})"
 
 

@@ -108,7 +108,6 @@ def _context(trace_id: int) -> SpanContext:
 
 
 def _holds(outer: Step, inner: Step) -> bool:
-    """Return True if `inner` began during `outer`, in a later part of the server."""
     is_later = PARTS.index(outer.by) < PARTS.index(inner.by)
     return is_later and outer.start <= inner.start < outer.end
 

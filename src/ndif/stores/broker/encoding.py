@@ -107,7 +107,7 @@ def encode_end(response: Response) -> bytes:
 
 
 def encode_return(request_id: str) -> bytes:
-    """Encode the message that a replica gives back a request that did not end there."""
+    """Encode the message by which a replica gives back a request that did not end there."""
     return to_json(_End(request_id))
 
 

@@ -52,7 +52,7 @@ class MemoryBroker:
     """The embedded form of `Broker`."""
 
     def __init__(self, max_bytes: int | None = None, spool: Spool | None = None) -> None:
-        """Create a broker for unfinished requests of at most `max_bytes`; one alone may be larger.
+        """Create a broker for unfinished requests of at most `max_bytes`; a single one may be larger.
 
         With a `spool`, polled requests outlive this process.
         """
@@ -206,5 +206,5 @@ class MemoryBroker:
                 del self._numbers[counted]
 
     def _spool_of(self, request: Request) -> Spool | None:
-        """Return the spool if the request is polled; a live request is not stored, as its client leaves."""
+        """Return the spool for a polled request; a live request ends with its client's connection."""
         return self._spool if request.subscription_id is None else None

@@ -81,7 +81,7 @@ class ObjectStore(Protocol):
         """
 
     def create_payload(self) -> PayloadFile:
-        """Return an empty local file, from which `put_payload` avoids a copy where it can."""
+        """Return an empty local file, which `put_payload` stores without a copy where possible."""
 
     async def put_payload(self, key: str, payload: Payload) -> None:
         """Store a payload as `key`. Its file, if it has one, stays where it is."""
@@ -108,7 +108,7 @@ class ObjectStore(Protocol):
         """Return a sentence if the store is known to be nearly full, else None."""
 
     async def settle(self, *keys: str) -> None:
-        """Return once the existing ones of these objects would survive a loss of power."""
+        """Return once these objects, if they exist, would survive a loss of power."""
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """Return a signed URL of `key` that expires with it.

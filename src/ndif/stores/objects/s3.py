@@ -135,7 +135,7 @@ class S3Address:
     bucket: str = "ndif"
     region: str = _HOME_REGION
     verify: bool | Path = True
-    """True: the system's authorities verify the server's certificate; a path: a file's; False: none."""
+    """Check of the server's certificate: by the system's authorities, by a file of them, or none."""
 
     def bucket_at(self, url: str, patience_s: float, *, large_answers: bool = False) -> Bucket:
         """Return a client of the bucket at `url`, which retries an unreachable server for `patience_s`.

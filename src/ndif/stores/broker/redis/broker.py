@@ -129,8 +129,8 @@ class RedisBroker:
     ) -> None:
         """Create a broker that connects to `url` when it is first used.
 
-        All unfinished requests have at most `max_bytes`; one alone may be larger. `counts_attempts`: True
-        if running requests end with the leader.
+        All unfinished requests have at most `max_bytes`; a single one may be larger. `counts_attempts` is
+        True if running requests end with the leader.
         """
         self.client = connect(url)
         self.password: str | None = self.client.connection_pool.connection_kwargs.get("password")
@@ -401,7 +401,7 @@ class RedisBroker:
                 yield replace(claims, receipt=receipt, refusal=refusal)
 
     async def _hand_out(self, request: Request) -> None:
-        """Make a request claimable, unless it is a copy of a trusted one.
+        """Make a request claimable, unless it is a copy of a trusted request.
 
         An attacker who replays a signed request must not run its unconfined code again. This process
         remembers the trusted requests that it claimed. A request that an earlier leader may have run is

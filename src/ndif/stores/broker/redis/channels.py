@@ -175,7 +175,7 @@ class Channels:
         await self._client.aclose()
 
     async def open(self, channel: ChannelT) -> ChannelT:
-        """Start to listen, instead of any channel of the same name, or raise a `BrokerError`."""
+        """Start to listen, replacing any channel of the same name, or raise a `BrokerError`."""
         is_new = channel.name not in self._open
         self._open[channel.name] = channel
         if is_new:

@@ -65,7 +65,7 @@ class _Jobs(RedisChannel):
 
 
 class JobReceiver:
-    """The replica's end: receives its jobs."""
+    """The replica's side of the channels: receives jobs."""
 
     def __init__(self, broker: RedisBroker, replica: str, channel: RedisChannel) -> None:
         self._broker = broker
@@ -87,7 +87,7 @@ class JobReceiver:
             self._channel.place, self._last = place, -1
 
     async def next(self) -> Request:
-        """Return the next job, with its payload if Redis stores that."""
+        """Return the next job, with its payload if Redis stores the payload."""
         while True:
             signed = await self._channel.messages.get()
             try:
@@ -114,7 +114,7 @@ class JobReceiver:
 
 
 class JobSender:
-    """The leader's end: sends jobs to replicas, and receives their ends."""
+    """The leader's side of the channels: sends jobs to replicas, and receives the ends of jobs."""
 
     def __init__(self, broker: RedisBroker) -> None:
         self._broker = broker
