@@ -174,7 +174,7 @@ async def test_watch_survives_broken_state_file_and_failed_check(
             await eventually(lambda: "the look for alerts failed" in caplog.text)
             site.document, site.is_away = right, True
             await eventually(lambda: receiver.taken)
-    assert "the alerts of before are lost" in caplog.text
+    assert "the saved alerts are lost" in caplog.text
     assert [
         r for r in caplog.records if r.levelno == logging.WARNING and "Alert: " in r.getMessage()
     ]

@@ -284,7 +284,7 @@ async def test_stored_results_of_untrusted_user_are_limited_by_quota(
         assert (await served.run(read, trusted=False, polled=polled)).status is Status.COMPLETED
         response = await served.run(read, trusted=False, polled=polled)
         assert response.status is Status.ERROR
-        assert "was not stored: yours that are stored take" in response.description
+        assert "was not stored: your stored results take" in response.description
         assert "NDIF_MAX_STORED_SHARE" in response.description
         assert [*objects.root.glob(".ndif-part-*")] == []
         assert len(await objects.unexpired("results")) == 2

@@ -264,7 +264,7 @@ async def test_changed_payload_is_refused_or_ignored(
         if size > INLINE:
             assert await world.leader.payload(claimed) == bytes(size)
         else:
-            with pytest.raises(BrokerError, match="changed on its way"):
+            with pytest.raises(BrokerError, match="changed in transit"):
                 await world.leader.payload(claimed)
         # A replica, to which Redis adds the payload, does not accept it either.
         replica, lanes = await world.another(), JobSender(world.leader)
@@ -515,7 +515,7 @@ async def test_operations_are_answered_despite_clock_differences(
         for off_s in (0, 50, -50):
             asking = await begun(asks.ask("EVICT", {}), off_s)
             assert await within(asking, PATIENCE_S) == b'"done"'
-        with pytest.raises(OperationError, match="the clocks of its machines differ by 500 s"):
+        with pytest.raises(OperationError, match="the clocks of its nodes differ by 500 s"):
             await within(await begun(asks.ask("EVICT", {}), -500), PATIENCE_S)
         await end([serving])
 
@@ -539,7 +539,7 @@ async def test_gateway_rejects_forged_and_expired_cache_entries(
             await world.attacker.set("models", value)
             with pytest.raises(BrokerError, match="another NDIF_CLUSTER_SECRET"):
                 await read("models")
-        monkeypatch.setattr(leader_module, "_CLOCKS_S", 0)
+        monkeypatch.setattr(leader_module, "_CLOCK_SKEW_S", 0)
         await writing.write("models", ["old"], 60)
         old = await world.attacker.get("models")
         await world.attacker.set("models", old)

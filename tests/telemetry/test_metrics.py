@@ -118,7 +118,7 @@ def test_model_and_route_labels_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metrics, "_models", set())
-    monkeypatch.setattr(metrics, "_MOST_MODELS", 2)
+    monkeypatch.setattr(metrics, "_MAX_MODELS", 2)
     assert [metrics.model_label(name) for name in "abcab"] == ["a", "b", "other", "a", "b"]
     for path, label in (
         ("/response/7c1e", "/response"),

@@ -12,7 +12,7 @@ from typing import IO
 from ndif.sizes import format_size
 
 FULL = "the server's disk is full"
-_MIN_FREE, _MOST_FREE = 0.05, 20 * 10**9
+_MIN_FREE, _ENOUGH_FREE = 0.05, 20 * 10**9
 """Fraction of a disk that should be free, and the free bytes that suffice on any disk.
 
 The bytes hold two of the largest results (8 GiB), and the requests until the oldest files expire. So a disk
@@ -22,7 +22,7 @@ of 8 TB for models need not have 400 GB free.
 
 def least_free(total: int) -> int:
     """Return the bytes that should be free on a disk of `total` bytes."""
-    return min(int(total * _MIN_FREE), _MOST_FREE)
+    return min(int(total * _MIN_FREE), _ENOUGH_FREE)
 
 
 def disk_problem(error: OSError) -> str:
@@ -50,7 +50,7 @@ def space_problem(folder: Path) -> str | None:
 
 def nearest(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
-    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def free_bytes(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""The log of a server's events for its operators: what was changed, by whom, and when."""
+"""The log of a server's events for its operators: changes, their authors and their times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_FAILED = 200
 """Maximum failed logins among them, so that guesses cannot push out all other events."""
 SAVE_S = 1.0
 """Seconds between two saves of a log that changes."""
-_TOGETHER_S = 600.0
+_JOIN_S = 600.0
 """Seconds in which failed logins from one address count as one event."""
 _STOP_S = 2.0
 
@@ -64,21 +64,21 @@ class OperatorsEvent:
     """One event of an operator's log."""
 
     at: float
-    """Unix time; of events that are told together, the last one's."""
+    """Unix time; for joined events, the time of the last one."""
     kind: str
     """Word for the event, such as `deployed` or `failed login`."""
     subject: str
-    """Model, key, tier or address that it is about."""
+    """Model, key, tier or address that the event concerns."""
     text: str
-    """Sentence on it; may be empty."""
+    """Sentence about the event; may be empty."""
     by: str
     """`login`, `command line`, `token`, `calendar`, `autoscaler` or `server`."""
     count: int
-    """Number of events that are told together."""
+    """Number of joined events."""
 
 
 def event(kind: Kind, subject: str, text: str, by: str, at: float | None = None) -> OperatorsEvent:
-    """Return one event, by default of this moment."""
+    """Return one event, by default of the current time."""
     at = time.time() if at is None else at
     return OperatorsEvent(at=at, kind=kind, subject=subject, text=text, by=by, count=1)
 
@@ -112,11 +112,11 @@ class EventLog:
         self._changed = asyncio.Event()
 
     def record(self, kind: Kind, subject: str, text: str, by: str) -> None:
-        """Note an event of this moment."""
+        """Record an event of the current time."""
         self.add(event(kind, subject, text, by, self._now()))
 
     def add(self, event: OperatorsEvent) -> None:
-        """Note an event; a failed login is joined with a recent one from the same address."""
+        """Add an event; a failed login is joined with a recent one from the same address."""
         if event.kind == "failed login":
             event = self._joined(event)
         self._events.append(event)
@@ -149,7 +149,7 @@ class EventLog:
     def _joined(self, event: OperatorsEvent) -> OperatorsEvent:
         for place, other in enumerate(self._events):
             is_same = (other.kind, other.subject, other.by) == (event.kind, event.subject, event.by)
-            if is_same and event.at - other.at < _TOGETHER_S:
+            if is_same and event.at - other.at < _JOIN_S:
                 del self._events[place]
                 return replace(event, count=other.count + event.count)
         return event
@@ -160,7 +160,7 @@ class EventLog:
         try:
             state = await self._saved.load()
         except BrokerError as error:
-            logger.warning("the events of before wait: %s", error)
+            logger.warning("the earlier events are not loaded yet: %s", error)
             return
         self._is_loaded = True
         if state is not None:
@@ -180,6 +180,6 @@ class EventLog:
 
 def _bounded(events: list[OperatorsEvent]) -> list[OperatorsEvent]:
     """Return the events without the oldest beyond the limits."""
-    failed = [each for each in events if each.kind == "failed login"]
+    failed = [entry for entry in events if entry.kind == "failed login"]
     dropped = set(map(id, failed[:-MOST_FAILED])) if len(failed) > MOST_FAILED else set()
-    return [each for each in events if id(each) not in dropped][-MOST:]
+    return [entry for entry in events if id(entry) not in dropped][-MOST:]

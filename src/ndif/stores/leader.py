@@ -60,19 +60,19 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then
 end
 return 0
 """
-_CLOCKS_S = 60.0
-"""Seconds by which the clocks of a server's machines may differ."""
+_CLOCK_SKEW_S = 60.0
+"""Tolerated difference of the nodes' clocks, in seconds."""
 _EVENT_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _CLOCKS_DIFFER = (
-    "The server cannot be asked: the clocks of its machines differ by {:.0f} s. Set them, as by NTP, and "
-    "ask again."
+    "The server cannot be asked: the clocks of its nodes differ by {:.0f} s. Set them, as by NTP, and ask "
+    "again."
 )
-_DISAGREE = (
-    "the process that leads has another NDIF_CLUSTER_SECRET than this one; all of a server's machines need "
-    "the same"
+_SECRETS_DIFFER = (
+    "the leader has another NDIF_CLUSTER_SECRET than this process; all nodes of a server need the same "
+    "secret"
 )
-_NOBODY_LEADS = (
-    "No process of this server leads now; another takes over within seconds. Try again then."
+_NO_LEADER = (
+    "The server has no leader now; another process takes over within seconds. Try again then."
 )
 
 T = TypeVar("T")
@@ -132,11 +132,11 @@ class LeaderLock:
 
 async def somebody_leads(client: Redis) -> bool:
     """Return True if there is a leader with this process's protocol."""
-    return _speaks(await client.get(_KEY))
+    return _has_protocol(await client.get(_KEY))
 
 
-def _speaks(name: Any) -> bool:
-    """Return True if the leader's name, as Redis returns it, has this process's protocol."""
+def _has_protocol(name: Any) -> bool:
+    """Return True if a leader's name, as Redis returns it, has this process's protocol."""
     return name is not None and bytes(name).partition(b" ")[0] == str(PROTOCOL).encode()
 
 
@@ -148,7 +148,7 @@ def obstacle(client: Any, secrets: Sequence[str], value: str) -> str | None:
     name = client.get(_KEY)
     if name is None:
         return None
-    if not _speaks(name):
+    if not _has_protocol(name):
         return (
             "is of another version than this one, and the two do not work together: stop it first "
             "(`ndif stop` on its machine), or install the same version everywhere"
@@ -175,12 +175,12 @@ class SharedCache:
     def __init__(self, client: Redis, signer: Signer) -> None:
         self._client = client
         self._signer = signer
-        self._read: dict[str, tuple[float, Any]] = {}
+        self._cache: dict[str, tuple[float, Any]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def write(self, name: str, value: Any, life_s: float) -> None:
         """Store `value` under `name` for `life_s` seconds."""
-        until = time.time() + life_s + _CLOCKS_S
+        until = time.time() + life_s + _CLOCK_SKEW_S
         content = to_json(_SharedValue(until, msgspec.Raw(to_json(value))))
         signed = self._signer.sign(_shared(name), content)
         await self._client.set(name, signed, px=int(life_s * 1000))
@@ -194,12 +194,12 @@ class SharedCache:
         """
         async with self._locks.setdefault(name, asyncio.Lock()):
             now = asyncio.get_running_loop().time()
-            read_at, known = self._read.get(name, (-_FRESH_S, None))
+            read_at, cached = self._cache.get(name, (-_FRESH_S, None))
             if now - read_at < _FRESH_S:
-                return cast("T | None", known)
+                return cast("T | None", cached)
             content = await self._client.get(name)
             value = None if content is None else self._value(name, bytes(content), kind)  # type: ignore[arg-type]
-            self._read[name] = now, value
+            self._cache[name] = now, value
             return value
 
     def _value(self, name: str, content: bytes, kind: type[T]) -> T | None:
@@ -207,7 +207,7 @@ class SharedCache:
             verified = self._signer.verify(_shared(name), content)
         except SignatureError as error:
             logger.warning("the value of %s is refused: %s", name, error)
-            raise BrokerError(_DISAGREE) from error
+            raise BrokerError(_SECRETS_DIFFER) from error
         shared = from_json(_SharedValue, verified)
         return from_json(kind, bytes(shared.value)) if time.time() < shared.until else None
 
@@ -251,19 +251,19 @@ class LeaderRpc:
         """Times of the events that were carried out, kept until a repetition is refused as too old."""
 
     async def ask(self, event: str, arguments: Mapping[str, Any]) -> bytes:
-        """Return the JSON of the leader's answer, for which it waits as long as there is a leader.
+        """Wait for the leader's answer as long as there is a leader, and return the answer's JSON.
 
         Raises:
             OperationError: If the leader refuses; with status 503 if it cannot be asked.
         """
         event_id = uuid.uuid4().hex
-        said = _Event(event, event_id, time.time(), arguments)
-        entry = {"event": self._signer.sign(_STREAM, to_json(said))}
+        call = _Event(event, event_id, time.time(), arguments)
+        entry = {"event": self._signer.sign(_STREAM, to_json(call))}
         try:
             await self._client.xadd(_STREAM, entry, maxlen=_MAX_EVENTS)  # type: ignore[arg-type]
             answer = await self._answer(event_id)
         except SignatureError as error:
-            raise OperationError(503, f"The server cannot be asked: {_DISAGREE}.") from error
+            raise OperationError(503, f"The server cannot be asked: {_SECRETS_DIFFER}.") from error
         except BrokerError as error:
             raise OperationError(503, f"The server cannot be asked: {error}.") from error
         if answer.refused:
@@ -271,15 +271,15 @@ class LeaderRpc:
         return bytes(answer.value)
 
     async def _answer(self, event_id: str) -> _Answer:
-        looks_without_leader = 0
-        while looks_without_leader * _BLOCK_S < _STALE_S:
-            found = await self._client.blpop([_answer_to(event_id)], timeout=_BLOCK_S)
-            if found is not None:
-                answer = bytes(found[1])  # type: ignore[arg-type]
+        polls_without_leader = 0
+        while polls_without_leader * _BLOCK_S < _STALE_S:
+            popped = await self._client.blpop([_answer_to(event_id)], timeout=_BLOCK_S)
+            if popped is not None:
+                answer = bytes(popped[1])  # type: ignore[arg-type]
                 return from_json(_Answer, self._signer.verify(_answer_to(event_id), answer))
             leads = await somebody_leads(self._client)
-            looks_without_leader = 0 if leads else looks_without_leader + 1
-        raise OperationError(503, _NOBODY_LEADS)
+            polls_without_leader = 0 if leads else polls_without_leader + 1
+        raise OperationError(503, _NO_LEADER)
 
     async def serve(self, handler: Handler) -> None:
         """Answer events concurrently until cancelled. Only the leader calls this."""
@@ -288,14 +288,14 @@ class LeaderRpc:
             while True:
                 try:
                     last = last or await self._first()
-                    found: Any = await self._client.xread(
+                    streams: Any = await self._client.xread(
                         {_STREAM: last}, count=64, block=_BLOCK_S * 1000
                     )
                 except BrokerError as error:
                     logger.warning("events cannot be read: %s", error)
                     await asyncio.sleep(_RETRY_S)
                     continue
-                for entry_id, entry in (each for _, entries in found for each in entries):
+                for entry_id, entry in (item for _, entries in streams for item in entries):
                     last = entry_id
                     start(self._carry_out(entry, handler), self._answering, "event")
         finally:
@@ -309,19 +309,23 @@ class LeaderRpc:
     async def _carry_out(self, entry: Mapping[bytes, bytes], handler: Handler) -> None:
         message = entry.get(b"event", b"")
         try:
-            said = from_json(_Event, self._signer.verify(_STREAM, message))
+            call = from_json(_Event, self._signer.verify(_STREAM, message))
         except SignatureError as error:
             logger.warning("an event is refused: %s", error)
-            # A caller with another secret must not wait: the answer's signature shows it the difference.
+            # A caller with another secret must not wait: the answer's signature reveals the difference.
             with contextlib.suppress(ValueError):
                 event_id = from_json(_Event, unverified(message)).id
                 if _EVENT_ID.fullmatch(event_id):
                     await self._send(event_id, "refused", _Answer())
             return
-        event_id, event, at = said.id, said.event, said.at
+        event_id, event, at = call.id, call.event, call.at
         now = time.time()
-        oldest = now - _STALE_S - _CLOCKS_S
-        self._answered = {one: t for one, t in self._answered.items() if t >= oldest}
+        oldest = now - _STALE_S - _CLOCK_SKEW_S
+        self._answered = {
+            answered_id: sent_at
+            for answered_id, sent_at in self._answered.items()
+            if sent_at >= oldest
+        }
         if event_id in self._answered:
             return
         if at < oldest:  # a repeated recording, or its caller's clock is behind
@@ -331,7 +335,7 @@ class LeaderRpc:
             return
         self._answered[event_id] = at
         try:
-            answer = _Answer(msgspec.Raw(await handler(event, said.arguments)))
+            answer = _Answer(msgspec.Raw(await handler(event, call.arguments)))
         except OperationError as error:
             answer = _Answer(refused=str(error), status=error.status)
         except Exception:

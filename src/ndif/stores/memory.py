@@ -1,4 +1,4 @@
-"""Memory of this machine, as the kernel counts it."""
+"""The memory of this machine, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def memories(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Iterator[Machi
         except (OSError, ValueError):  # another version; "max": no limit
             continue
         # The page cache counts as used, but the kernel frees it on demand.
-        given_up = parts[f"{prefix}active_file"] + parts[f"{prefix}inactive_file"]
-        yield MachineMemory(limit, limit - used + given_up)
+        reclaimable = parts[f"{prefix}active_file"] + parts[f"{prefix}inactive_file"]
+        yield MachineMemory(limit, limit - used + reclaimable)
 
 
 def memory_is_short(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> bool:
     """Return True if less than a tenth of the memory of this machine, or of its container, is available."""
-    found = memories(meminfo, cgroup)
-    return any(each.available < _LEAST_AVAILABLE * each.total for each in found)
+    candidates = memories(meminfo, cgroup)
+    return any(memory.available < _LEAST_AVAILABLE * memory.total for memory in candidates)
 
 
 def left_for_results() -> int:
-    """Return the bytes that results on their way to a store may take now."""
-    return max(0, int(min(each.available - _KEPT * each.total for each in memories())))
+    """Return the bytes of memory that results may take now until they are stored."""
+    return max(0, int(min(memory.available - _KEPT * memory.total for memory in memories())))
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """Return the names and numbers of a kernel file, which has one of each per line."""
+    """Return the numbers in a kernel file by name; each line has one name and one number."""
     lines = (line.split() for line in file.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}

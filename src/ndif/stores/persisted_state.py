@@ -13,7 +13,7 @@ from ndif.stores.broker.signing import SignatureError
 from ndif.stores.disk import open_private
 
 if TYPE_CHECKING:
-    # A server of one process has no client of Redis.
+    # A server of one process does not import the client of Redis.
     from ndif.stores.leader import SharedCache
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class StateFile(Generic[T]):
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            logger.warning("the %s of before are lost: %s", self._name, error)
+            logger.warning("the saved %s are lost: %s", self._name, error)
             return None
 
     async def save(self, state: T) -> None:
@@ -81,7 +81,7 @@ class SharedState(Generic[T]):
             if not isinstance(error.__cause__, SignatureError):
                 raise
         except ValueError as error:
-            logger.warning("the %s of before are lost: %s", self._name, error)
+            logger.warning("the saved %s are lost: %s", self._name, error)
         return None
 
     async def save(self, state: T) -> None:

@@ -16,11 +16,11 @@ Ping = Callable[[], Awaitable[None]]
 
 async def ask(stores: Mapping[str, Ping], patience_s: float) -> dict[str, Exception | None]:
     """Return, for each store, the error if it does not answer in `patience_s`, else None."""
-    found = await asyncio.gather(*(_silence(ping, patience_s) for ping in stores.values()))
-    return dict(zip(stores, found, strict=True))
+    errors = await asyncio.gather(*(_error_of(ping, patience_s) for ping in stores.values()))
+    return dict(zip(stores, errors, strict=True))
 
 
-async def _silence(ping: Ping, patience_s: float) -> Exception | None:
+async def _error_of(ping: Ping, patience_s: float) -> Exception | None:
     try:
         await within(ping(), patience_s)
     except (BrokerError, ObjectStoreError, AccountsUnavailableError, asyncio.TimeoutError) as error:

@@ -26,16 +26,16 @@ ANSWER_S = 5.0
 """Seconds after which a server that does not answer counts as unreachable."""
 
 _STALL_S = 1.0
-"""Delay from which a missed deadline shows that this process stood still, not that the server is slow."""
+"""Delay beyond a deadline that indicates a stalled process rather than a slow server."""
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
 _RETRIES = 2
 
-_AT_ONCE = 16
-"""Maximum number of commands without an answer, each of which holds a connection."""
+_MAX_PENDING = 16
+"""Maximum number of commands without an answer; each holds a connection."""
 
 _BLOCKING = frozenset({"BLPOP", "XREAD", "XREADGROUP"})
-"""Commands that wait in Redis, each for less than `ANSWER_S` and beside the others."""
+"""Commands that wait in Redis, for less than `ANSWER_S` and without a limit on their number."""
 
 _OPTIONS: dict[str, Any] = {
     # redis-py bounds writes with `asyncio.wait_for`, which loses cancellations before Python 3.12.
@@ -56,7 +56,7 @@ class BrokerClient(Redis):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._free = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_MAX_PENDING)
         self._running: set[asyncio.Future[Any]] = set()
         self._answers = 0
 
@@ -65,11 +65,11 @@ class BrokerClient(Redis):
         with broker_errors():
             if args[0] in _BLOCKING:
                 return await self._in_time(command(*args, **options))  # type: ignore[no-untyped-call]
-            await self._wait_for_turn()
+            await self._acquire_slot()
             try:
                 return await self._in_time(command(*args, **options))  # type: ignore[no-untyped-call]
             finally:
-                self._free.release()
+                self._slots.release()
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         """See `Redis.aclose`. Commands without an answer fail."""
@@ -77,13 +77,16 @@ class BrokerClient(Redis):
             command.cancel()
         await super().aclose(close_connection_pool)
 
-    async def _wait_for_turn(self) -> None:
-        """Wait while the server answers other commands; else all waiting ones fail at the same time."""
+    async def _acquire_slot(self) -> None:
+        """Wait for a free slot as long as the server answers other commands, else raise a TimeoutError.
+
+        If the server answers none, all waiting commands fail at the same time.
+        """
         while True:
             before = self._answers
             try:
                 async with timeout(ANSWER_S):
-                    await self._free.acquire()
+                    await self._slots.acquire()
             except asyncio.TimeoutError:
                 if self._answers == before:
                     raise
@@ -163,5 +166,5 @@ async def retry(work: Callable[[], Awaitable[T]], within_s: float) -> T:
 
 def is_too_old(version: str) -> bool:
     """Return True for a server's `redis_version` below `OLDEST_REDIS`."""
-    found, oldest = (tuple(map(int, text.split(".")[:2])) for text in (version, OLDEST_REDIS))
-    return found < oldest
+    actual, oldest = (tuple(map(int, text.split(".")[:2])) for text in (version, OLDEST_REDIS))
+    return actual < oldest

@@ -55,7 +55,7 @@ class Responder:
         callbacks: CallbackQueue | None = None,
         deferred: Collection[Status] = (),
     ) -> None:
-        """Deliver through these stores; without `callbacks`, none are made.
+        """Deliver through these stores; without `callbacks`, no webhooks or mails are queued.
 
         A live job's status may be `deferred` only if all later responses are delivered here too.
         """
@@ -75,7 +75,7 @@ class Responder:
         return self._objects.problem()
 
     async def sweep(self, *, dry: bool = False) -> Mapping[str, int]:
-        """Delete what has expired, responses and results; see `ObjectStore.sweep`."""
+        """Delete expired responses and results; see `ObjectStore.sweep`."""
         return await self._objects.sweep(dry=dry)
 
     async def respond(
@@ -99,14 +99,14 @@ class Responder:
             if self._is_deferred(request, response):
                 self._hold(request, response, unless)
                 return not await self._broker.disconnected({request.subscription_id or ""})
-            held, heard = self._unhold(request.id), True
+            held, heard = self._pop_held(request.id), True
             if held is not None and response.status in (Status.LOG, Status.STREAM):
                 await self._broker.publish(request, held.response)
             if request.subscription_id is not None:
                 heard = await self._broker.publish(request, response)
                 await self._call_back(request, response)
             elif response.status not in (Status.LOG, Status.STREAM):
-                # Before the end is stored, because a job with a stored end does not run again.
+                # First the webhook or mail: a job whose end is stored does not run again.
                 await self._call_back(request, response)
                 await self._keep(request, response)
                 if response.status.terminal:
@@ -126,7 +126,7 @@ class Responder:
         if held is not None:
             timer = held.timer
         else:
-            # No closure that refers to itself: a cycle would keep the request's payload for long.
+            # Not a closure that refers to itself: the cycle would keep the request's payload in memory.
             loop = asyncio.get_running_loop()
             timer = loop.call_later(_DEFERRED_S, self._deliver_soon, request)
         self._held[request.id] = _Held(response, unless, timer)
@@ -134,8 +134,7 @@ class Responder:
     def _deliver_soon(self, request: Request) -> None:
         start(self._deliver(request), self._delivering, "status")
 
-    def _unhold(self, request_id: str) -> _Held | None:
-        """Remove and return the deferred status of a job."""
+    def _pop_held(self, request_id: str) -> _Held | None:
         held = self._held.pop(request_id, None)
         if held is not None:
             held.timer.cancel()
@@ -144,12 +143,12 @@ class Responder:
     async def _deliver(self, request: Request) -> None:
         async with self._locks.setdefault(request.id, asyncio.Lock()):
             # None if another response was delivered first.
-            held = self._unhold(request.id)
+            held = self._pop_held(request.id)
             if held is not None and not held.unless():
                 try:
                     await self._broker.publish(request, held.response)
                 except BrokerError as error:
-                    logger.warning("request %s: a status is not told: %s", request.id, error)
+                    logger.warning("request %s: a status is not delivered: %s", request.id, error)
 
     async def ensure_end(self, request: Request, end: Response) -> None:
         """Store `end` for a polling client, unless a terminal response is stored already."""
@@ -160,7 +159,7 @@ class Responder:
                 await self._keep(request, end)
 
     async def resume(self, unfinished: Collection[Request]) -> None:
-        """Store, for each polled job of an earlier process, that it waits or that it is lost.
+        """Store for each polled job of an earlier process that the job waits or is lost.
 
         `unfinished` are all jobs that will run.
         """
@@ -168,7 +167,7 @@ class Responder:
             await self.respond(request, Response(request.id, Status.QUEUED, _WAITS))
         if isinstance(self._objects, FileStore):  # a shared store may have another server's jobs
             lost = self._objects.ids("responses") - self._objects.ids("ends")
-            for request_id in lost.difference(each.id for each in unfinished):
+            for request_id in lost.difference(request.id for request in unfinished):
                 end = Response(request_id, Status.ERROR, _LOST)
                 fields = wires.envelope_fields(end)  # as on the other wire
                 try:
@@ -177,11 +176,11 @@ class Responder:
                     await self._objects.put(end_key(request_id), kept.encode())
                 except ObjectStoreError as error:  # a full disk must not prevent a start
                     logger.warning(
-                        "request %s is lost, and is not said to be: %s", request_id, error
+                        "request %s is lost, and its end is not stored: %s", request_id, error
                     )
 
     async def _call_back(self, request: Request, response: Response) -> None:
-        """Queue a job's callback; for a polled job's end it is delivered once the end is stored.
+        """Queue a job's webhook or mail; for a polled job's end, it is delivered once the end is stored.
 
         A repeated status, as with each new position in the queue, is reported once.
         """
@@ -197,7 +196,7 @@ class Responder:
         try:
             await self._callbacks.add(callback_for(request, response, time.time()))
         except BrokerError as error:  # the job's end matters more
-            logger.warning("request %s: its call-back is not made: %s", request.id, error)
+            logger.warning("request %s: its webhook or mail is not queued: %s", request.id, error)
 
     async def _keep(self, request: Request, response: Response) -> None:
         """Store a response for the client's next poll."""
@@ -206,7 +205,7 @@ class Responder:
         try:
             await self._objects.put(key, content, soon=not response.status.terminal)
         except ObjectStoreError as error:
-            # Without its first response a job cannot be polled, without its last it has no end.
+            # Without its first response a job cannot be polled; without its last it has no end.
             if response.status.terminal or response.status is Status.RECEIVED:
                 raise
             logger.warning("request %s: %s is not kept: %s", request.id, response.status, error)
@@ -238,7 +237,7 @@ class StoredResponse:
     @classmethod
     def of(cls, request: Request, response: Response, kept_s: float = 0.0) -> StoredResponse:
         """Return a request's response as it is stored; its result is kept for `kept_s` seconds."""
-        # Without a verified key, a polling user cannot be told from others.
+        # Without a verified key, a polling user cannot be distinguished from others.
         user = request.user if request.key else ""
         expires = time.time() + kept_s if isinstance(response.data, StoredResult) else None
         return cls(wires.fields(request, response), user, expires)
@@ -259,9 +258,9 @@ class StoredResponse:
 async def last_response(objects: ObjectStore, request_id: str) -> StoredResponse | None:
     """Return the response that a client polls for: the terminal one, or else the last update.
 
-    They are separate objects, so that no update can replace an end: neither one by a leader that has not
-    heard of the end, nor one that a slow store writes late.
+    Updates and ends are separate objects, so that no update can replace an end: neither the update of a
+    leader that does not know the end, nor an update that a slow store writes late.
     """
-    # A loss of power may leave an empty file, which is no end.
+    # A loss of power may leave an empty file, which does not count as an end.
     content = await objects.get(end_key(request_id)) or await objects.get(update_key(request_id))
     return StoredResponse.decode(content) if content else None

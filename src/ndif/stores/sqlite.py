@@ -28,7 +28,7 @@ Change = tuple[str, Sequence[Any]]
 
 class _Write(NamedTuple):
     changes: Sequence[Change]
-    done: asyncio.Future[None]
+    outcome: asyncio.Future[None]
 
 
 class SqliteFile:
@@ -72,7 +72,7 @@ class SqliteFile:
         self._waiting.append(write)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_all(), name="writes to the disk")
-        await write.done
+        await write.outcome
 
     async def close(self) -> None:
         """Finish pending writes, and let another process open the file."""
@@ -90,12 +90,12 @@ class SqliteFile:
             except Exception as error:
                 failure = error
             for write in group:
-                if write.done.cancelled():
+                if write.outcome.cancelled():
                     continue
                 if failure is None:
-                    write.done.set_result(None)
+                    write.outcome.set_result(None)
                 else:
-                    write.done.set_exception(failure)
+                    write.outcome.set_exception(failure)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
@@ -111,7 +111,6 @@ class SqliteFile:
 
 
 def _reason(error: sqlite3.Error) -> str:
-    """Return a clause about a failure of the file."""
     return FULL if "full" in str(error) else f"the server's disk failed ({error})"
 
 
@@ -130,16 +129,16 @@ def _opened(path: Path, schema: str, table: str) -> sqlite3.Connection:
 
 
 def _connected(path: Path, schema: str, table: str) -> sqlite3.Connection:
-    # Waits a moment, as the process that has the file may be about to end.
+    # The timeout waits for a process that has the file and is about to end.
     connection = sqlite3.connect(path, timeout=_LOCK_S, check_same_thread=False)
     try:
         for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL"):
             connection.execute(f"PRAGMA {setting}")
         with connection:
             connection.executescript(schema)
-        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
         if not connection.execute(f"SELECT 1 FROM {table}").fetchone():  # noqa: S608 - a constant
             with contextlib.suppress(sqlite3.OperationalError):  # a full disk
                 connection.execute("VACUUM")

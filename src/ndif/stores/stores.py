@@ -40,7 +40,8 @@ class Stores(Generic[B]):
 
     async def start(self) -> None:
         """Start the stores."""
-        # Before expired ends are deleted: the broker reads from them which jobs do not run again.
+        # The broker first: it reads the stored ends, so that ended jobs do not run again, and
+        # `objects` deletes expired ends.
         await self.broker.start()
         await self.objects.start()
         await self.accounts.start()

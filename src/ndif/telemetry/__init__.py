@@ -1,1 +1,1 @@
-"""Names by which logs tell what belongs together."""
+"""Logs, metrics and traces of the server."""

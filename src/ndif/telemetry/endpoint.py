@@ -1,4 +1,4 @@
-"""The HTTP address at which a store of metrics or logs takes batches."""
+"""The HTTP address at which a store of metrics, logs or traces accepts batches."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from urllib.parse import unquote, urlsplit
 from ndif.telemetry.shipper import RefusedBatchError, UnavailableError
 
 _TIMEOUT_S = 10.0
-"""Seconds for the connection, and for each part of a request or answer."""
+"""Timeout in seconds of the connection and of each read and write."""
 _REFUSALS = (400, 413, 422)
-"""Statuses of batches that the store would not take later either."""
-_MAX_SAID = 300
-"""Bytes of an answer that the log repeats."""
+"""Statuses of batches that the store would refuse again."""
+_MAX_BODY = 300
+"""Bytes of a response that the error message quotes."""
 
 
 class Endpoint:
-    """An address that takes batches by POST, compressed with gzip.
+    """An address that accepts batches by POST, compressed with gzip.
 
-    Each batch has a connection of its own: one that is kept may have been closed by a proxy meanwhile.
+    Each batch uses a new connection, because a proxy may close an idle connection.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Endpoint:
         }
 
     def post(self, content: bytes) -> None:
-        """Send a batch; raise `UnavailableError` or `RefusedBatchError` if it is not taken."""
+        """Send a batch; raise `UnavailableError` or `RefusedBatchError` if the store does not accept it."""
         connection = self._connection()
         try:
             connection.request("POST", self._target, gzip.compress(content), self._headers)
             answer = connection.getresponse()
-            said = answer.read(_MAX_SAID)
+            body = answer.read(_MAX_BODY)
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise UnavailableError(f"{self._shown}: {reason}") from error
@@ -67,7 +67,7 @@ class Endpoint:
             connection.close()
         if answer.status // 100 != 2:
             kind = RefusedBatchError if answer.status in _REFUSALS else UnavailableError
-            text = said.decode(errors="replace").strip()
+            text = body.decode(errors="replace").strip()
             raise kind(f"{self._shown} answers {answer.status} {answer.reason}: {text!r}")
 
     def _connection(self) -> HTTPConnection:

@@ -19,20 +19,20 @@ _ESCAPED_HELP = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 
 
 class _Families:
-    """Metrics that were worked out already."""
+    """A collector of metrics that are already computed."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = [*families]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield them."""
+        """Yield the metrics."""
         yield from self._families
 
 
 def exposition(accept: str, families: Iterable[Metric] = ()) -> tuple[bytes, str]:
-    """Return what is counted, and `families`, as text of the type that `accept` asks for; and that type.
+    """Return the counted metrics and `families` as text, and the content type of the text.
 
-    The type is Prometheus' own (version 0.0.4 or 1.0.0), or OpenMetrics 1.0.
+    `accept` selects the type: Prometheus' own text format (version 0.0.4 or 1.0.0), or OpenMetrics 1.0.
     """
     registry = CollectorRegistry()
     folder = os.environ.get(VARIABLE)
@@ -48,11 +48,11 @@ def exposition(accept: str, families: Iterable[Metric] = ()) -> tuple[bytes, str
 
 
 def _lines(families: Iterable[Metric], *, is_open: bool) -> Iterator[str]:
-    """Yield the lines of metrics, as the library's encoders do, in a quarter of their time.
+    """Yield the same lines as the library's encoders, in a quarter of their time.
 
-    Those check and escape every name of every sample, of which hundreds of models have many thousands. All
-    names here are plain. Sources: https://prometheus.io/docs/instrumenting/exposition_formats/ and
-    https://prometheus.io/docs/specs/om/open_metrics_spec/
+    The encoders check and escape every name of every sample, and hundreds of models have many thousands of
+    samples. All names here are plain. Sources: https://prometheus.io/docs/instrumenting/exposition_formats/
+    and https://prometheus.io/docs/specs/om/open_metrics_spec/
     """
     pairs: dict[tuple[str, str], str] = {}
     for family in families:

@@ -1,4 +1,4 @@
-"""The writer of measurements to InfluxDB, by the write API of its version 1, which 2 and 3 have, too."""
+"""The writer of measurements to InfluxDB, by the write API of version 1, which versions 2 and 3 keep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ndif.telemetry.measurements import Measurement
 from ndif.telemetry.shipper import Shipper, ShippingPolicy
 
 _POLICY = ShippingPolicy(max_waiting=20_000, max_batch=2_000)
-"""Numbers of measurements; one takes some 600 bytes of memory."""
+"""Numbers of measurements; a measurement takes about 600 bytes of memory."""
 
 
 @contextlib.asynccontextmanager
@@ -27,7 +27,7 @@ async def writing(
         yield
         return
     endpoint = endpoint_of(url, settings.influxdb_token.get_secret_value())
-    lines([])  # imports the library now, and not beside the first jobs
+    lines([])  # imports the library now rather than during the first jobs
     writer = Shipper[Measurement]("influxdb", lambda batch: endpoint.post(lines(batch)), policy)
     measurements.write_to(writer.put)
     try:
@@ -38,7 +38,7 @@ async def writing(
 
 
 def endpoint_of(url: str, token: str) -> Endpoint:
-    """Return the address that writes into the database that is the last part of a URL's path."""
+    """Return the endpoint that writes into a database: the last part of the URL's path is its name."""
     before, _, database = urlsplit(url).path.rstrip("/").rpartition("/")
     query = urlencode({"db": unquote(database), "precision": "ns"})
     return Endpoint(url, f"{before}/write?{query}", "text/plain; charset=utf-8", token)
@@ -46,19 +46,19 @@ def endpoint_of(url: str, token: str) -> Endpoint:
 
 def lines(batch: Sequence[Measurement]) -> bytes:
     """Return measurements in line protocol."""
-    # Half a second and 20 MiB, which only a server that writes to InfluxDB needs.
+    # The import takes half a second and 20 MiB; only servers that write to InfluxDB need it.
     from influxdb_client.client.write.point import Point
 
     return b"\n".join(
         Point.from_dict(
             {
-                "measurement": each.name,
-                "tags": each.tags,
-                "fields": each.fields,
-                "time": each.time_ns,
+                "measurement": measurement.name,
+                "tags": measurement.tags,
+                "fields": measurement.fields,
+                "time": measurement.time_ns,
             }
         )
         .to_line_protocol()
         .encode(errors="replace")
-        for each in batch
+        for measurement in batch
     )

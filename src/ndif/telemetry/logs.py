@@ -1,7 +1,7 @@
 """The log of a process: lines for people, or JSON objects for programs, by `NDIF_LOG_FORMAT`.
 
-Every process of a server is set up here, so that one request can be followed through all of them by
-its id. Text that a user's block wrote is of level DEBUG at the most.
+Every process of a server configures its log here, so that a request's id leads to its lines in all
+processes. Text that a user's block wrote has at most level DEBUG.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from ndif.config.groups import TelemetrySettings
 
 STEPS = "ndif.steps"
-"""Logger of one event for each step of a job: in JSON, for Loki, and in lines of level DEBUG."""
+"""Logger of one event for each step of a job. It is enabled with JSON, with Loki, and at level DEBUG."""
 _VERBOSE_LIBRARIES = ("alembic", "httpx", "httpcore")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 _RETRYING = ("ndif.stores", "ndif.queue.callbacks", "ndif.control.publisher")
-"""Loggers that are told of a service at each try, and not when it goes and when it comes back."""
+"""Loggers that log an unavailable service at each attempt, not only when it fails and recovers."""
 _REPEATS_S = 10.0
 _MAX_REMEMBERED = 256
 
 
 class OncePerWhile(logging.Filter):
-    """A filter of warnings of a service that is away: one that repeats is logged every 10 seconds.
+    """A filter that passes a repeated warning about an unavailable service once every 10 seconds.
 
-    Each task that needs the service tries it several times a second; their lines would push out of
-    sight what the log says besides. Warnings of different requests are different, and those with a
-    traceback are all logged.
+    Each task that needs the service tries it several times a second; without the filter, these warnings
+    would bury the other lines of the log. Equal warnings of different requests count as different. A
+    warning with a traceback always passes.
     """
 
     def __init__(self) -> None:
-        """Remember no warnings yet."""
+        """Start without remembered warnings."""
         super().__init__()
         self._logged: dict[tuple[str, str], float] = {}
 
@@ -64,10 +64,10 @@ def configure(
     handlers: Iterable[logging.Handler] | None = None,
     level: int | None = None,
 ) -> None:
-    """Set this process's log up as the settings say; `process` is its name in each JSON object.
+    """Configure this process's log by the settings; `process` names the process in each JSON object.
 
-    `handlers` receive it, those without a format of their own in the one of the settings; by default
-    standard error, which whoever started the process keeps. `level` replaces that of the settings.
+    `handlers` receive the log; the default is one handler for standard error. A handler without a formatter
+    gets the format of the settings. `level` overrides the level of the settings.
     """
     is_json = settings.log_format == "json"
     formatter = _json(process) if is_json else logging.Formatter(LOG_FORMAT)
@@ -78,7 +78,7 @@ def configure(
     if url := settings.loki_url.get_secret_value():
         chosen.append(_loki(url, process))
     lowest = _LEVELS[settings.log_level] if level is None else level
-    # No line names them, and to find them takes a third of each record's time.
+    # No format uses these fields, and collecting them takes a third of each record's time.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=lowest, handlers=chosen, force=True)
     name_requests()
@@ -91,10 +91,10 @@ def configure(
 
 
 def for_console(console: Console) -> logging.Handler:
-    """Return a handler that writes to a console, in columns where it is a terminal.
+    """Return a handler that writes to a console: in columns if the console is a terminal.
 
-    What reads a pipe or a file instead wants whole lines in the format of the settings, and columns take
-    ten times as long to write.
+    Readers of a pipe or file need whole lines in the format of the settings, and columns take ten times as
+    long to write.
     """
     if not console.is_terminal:
         return logging.StreamHandler(console.file)
@@ -106,7 +106,7 @@ def for_console(console: Console) -> logging.Handler:
 
 
 def _loki(url: str, process: str) -> logging.Handler:
-    """Return the handler that sends JSON objects to Loki; it is imported where there is one."""
+    """Return a handler that sends JSON objects to Loki; import its module only if Loki is configured."""
     from ndif.telemetry.loki import LokiHandler
 
     handler = LokiHandler(url, process)
@@ -115,7 +115,7 @@ def _loki(url: str, process: str) -> logging.Handler:
 
 
 def _json(process: str) -> logging.Formatter:
-    """Return a formatter of JSON objects; it is imported where it is wanted alone."""
+    """Return a formatter of JSON objects; import its library only where it is used."""
     from pythonjsonlogger.core import RESERVED_ATTRS
     from pythonjsonlogger.json import JsonFormatter
 
@@ -128,7 +128,7 @@ def _json(process: str) -> logging.Formatter:
             record: logging.LogRecord,
             message_dict: dict[str, Any],
         ) -> None:
-            """See `JsonFormatter`. Fields that a record lacks are left out."""
+            """Add the fields of `JsonFormatter`, without `request_id` if it is empty."""
             super().add_fields(log_data, record, message_dict)
             if not log_data.get("request_id"):
                 log_data.pop("request_id", None)

@@ -13,10 +13,10 @@ from ndif.telemetry.endpoint import Endpoint
 from ndif.telemetry.shipper import Shipper, ShippingPolicy
 
 _POLICY = ShippingPolicy(max_waiting=16 << 20, max_batch=1 << 20)
-"""Numbers of characters, with those that stand for a line's place in memory."""
-_LINE_ITSELF = 200
+"""Numbers of characters; each line counts `_LINE_OVERHEAD` more, for its objects in memory."""
+_LINE_OVERHEAD = 200
 _MAX_LINE = 64 << 10
-"""Characters of a line; by default, Loki refuses lines of more than 256 KiB."""
+"""Characters to which a line is cut; by default, Loki refuses lines of more than 256 KiB."""
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -27,21 +27,21 @@ class _Line(NamedTuple):
 
 
 class LokiHandler(logging.Handler):
-    """Sends formatted records to Loki from a thread of its own, and makes nobody wait for it.
+    """Sends formatted records to Loki from its own thread; logging never waits for Loki.
 
-    A line's labels are `job`, `process` and `level`; all else is in its text. Lines that the handler's own
-    thread logs are for other handlers: each of them would cause the next.
+    A line's labels are `job`, `process` and `level`; its text has all other fields. The handler drops
+    records that its own thread logs, because each of them would cause another.
     """
 
     def __init__(self, url: str, process: str, policy: ShippingPolicy = _POLICY) -> None:
-        """Send to the server at `url`, which may have user and password; `process` names this process."""
+        """Send to the server at `url`, with the URL's user and password; `process` names this process."""
         super().__init__()
         self._process = process
         path = urlsplit(url).path.rstrip("/")
         self._endpoint = Endpoint(url, f"{path}/loki/api/v1/push", "application/json")
         self._shipper = Shipper[_Line]("loki", self._push, policy)
-        # No check in `emit`, before which the handler's lock is taken: `logging.shutdown` holds that lock
-        # while it waits for the thread.
+        # A filter and not a check in `emit`: the handler's lock is taken before `emit`, and
+        # `logging.shutdown` holds this lock while it waits for the thread.
         self.addFilter(lambda record: threading.get_ident() != self._shipper.thread_id)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -52,10 +52,10 @@ class LokiHandler(logging.Handler):
             return
         level = _LEVELS[min(max(record.levelno // 10 - 1, 0), len(_LEVELS) - 1)]
         line = _Line(int(record.created * 1e9), level, text)
-        self._shipper.put(line, len(text) + _LINE_ITSELF)
+        self._shipper.put(line, len(text) + _LINE_OVERHEAD)
 
     def close(self) -> None:
-        """Send what waits, for two seconds at most. `logging` calls this when the process ends."""
+        """Send the queued lines, for two seconds at most. `logging` calls this when the process ends."""
         self._shipper.close()
         super().close()
 

@@ -1,6 +1,7 @@
-"""Measurements of single events, under the names that other NDIF servers use, for a store of time series.
+"""Measurements of single events for a time-series store, under the names that other NDIF servers use.
 
-Tags have bounded values: a store keeps an index of them. No user, key or address is in a measurement.
+The number of values of a tag is bounded, because a store indexes tags. A measurement contains no user, key
+or address.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ PROBE = "ProbeMetric"
 
 
 class Measurement(NamedTuple):
-    """One event, with its values and the labels by which they are summed up."""
+    """One event, with its values and the labels for aggregation."""
 
     name: str
     tags: Mapping[str, str]
     fields: Mapping[str, int | float | str]
     time_ns: int
-    """Unix nanoseconds, later than those before: a store keeps one event of a moment and its tags."""
+    """Unix nanoseconds, increasing: a store keeps only one event for a time and a set of tags."""
 
 
 _put: Callable[[Measurement], None] | None = None
@@ -33,15 +34,15 @@ _last_ns = 0
 
 
 def write_to(put: Callable[[Measurement], None] | None) -> None:
-    """Give each measurement to `put` from now on; with None, to nobody."""
+    """Pass each later measurement to `put`; with None, discard measurements."""
     global _put
     _put = put
 
 
 def measured(name: str, tags: Mapping[str, str], **fields: int | float | str) -> None:
-    """Give a measurement of this moment to whoever writes them.
+    """Pass a measurement of the current time to the writer, if there is one.
 
-    A field must always have the same type: a store refuses a number that was whole and is no more.
+    A field must always have the same type: a store refuses a float in a field that began with integers.
     """
     global _last_ns
     if _put is not None:

@@ -1,9 +1,9 @@
 """The metrics that this server counts: names, labels and buckets, by Prometheus' conventions.
 
-Base units; no user, key, address or request is a label, so that their number does not grow with users.
-Each process counts for itself; those that share a port tell of each other (`metrics_folder.py`). Functions
-of this file also give each event to whoever writes them to a store of time series (`measurements.py`).
-Source: https://prometheus.io/docs/practices/naming/
+Units are base units. No user, key, address or request is a label, so the number of series does not grow
+with users. Each process counts for itself; processes that share a port expose each other's metrics
+(`metrics_folder.py`). Functions of this module also pass each event to the writer of measurements, if there
+is one (`measurements.py`). Source: https://prometheus.io/docs/practices/naming/
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from ndif.schema.status import Status
 from ndif.telemetry import measurements
 from ndif.telemetry.measurements import measured
 
-# They would double the number of samples, and Prometheus reads none of them by default.
+# `_created` samples would double the number of samples, and Prometheus ignores them by default.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 OTHER = "other"
-"""Label of all models, routes and reasons beyond those that have one of their own."""
-_MOST_MODELS = 500
+"""Label of all models, routes and reasons without a label of their own."""
+_MAX_MODELS = 500
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _MODEL_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 1800)
-"""Fewer, because each model has them."""
+"""Fewer buckets, because each model has its own."""
 _LONG_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _BYTES = tuple(float(4**power << 10) for power in range(11))
-"""From 1 KiB to 1 GiB, each four times the one before."""
+"""From 1 KiB to 1 GiB, by factors of four."""
 _MODEL_BYTES = tuple(float(16**power << 14) for power in range(5))
-"""From 16 KiB to 1 GiB, each sixteen times the one before."""
+"""From 16 KiB to 1 GiB, by factors of sixteen."""
 
-JOBS = Counter(
-    "ndif_jobs", "Jobs that have ended, by the status that they ended with.", ["model", "status"]
-)
+JOBS = Counter("ndif_jobs", "Jobs that have ended, by their final status.", ["model", "status"])
 EXECUTION = Histogram(
     "ndif_job_execution_seconds",
     "Time that the block of a job ran.",
@@ -51,46 +49,46 @@ WAIT = Histogram(
 )
 RESULT_BYTES = Histogram(
     "ndif_job_result_bytes",
-    "Size of a job's result as it is sent.",
+    "Size of a job's result as sent.",
     ["model"],
     buckets=_MODEL_BYTES,
 )
 PEAK_MEMORY = Histogram(
     "ndif_job_peak_memory_bytes",
-    "Peak memory of a job above its model: of the GPU, or of its process where there is none.",
+    "Peak memory of a job beyond its model's own: GPU memory, or process memory without a GPU.",
     ["model"],
     buckets=_MODEL_BYTES,
 )
 STATUS = Histogram(
     "ndif_job_status_seconds",
-    "Time that a job spent in a status, each time that it left one.",
+    "Time that a job spent in a status, observed when the job leaves the status.",
     ["status"],
     buckets=_SECONDS,
 )
 STEPS = Histogram(
     "ndif_job_step_seconds",
-    "Time of a step of a job, by the part of the server that took it.",
+    "Time of a step of a job, by the part of the server that performed it.",
     ["by", "step"],
     buckets=_SECONDS,
 )
 KILLS = Counter(
     "ndif_runner_kills",
-    "Runs that were ended because they exceeded a limit, or crashed.",
+    "Runs that exceeded a limit and were ended, or that crashed.",
     ["limit"],
 )
 SHARED = Counter("ndif_jobs_shared", "Jobs that shared a forward pass with others.", ["model"])
 LOAD = Histogram(
     "ndif_model_load_seconds",
-    "Time to bring a replica up, from the disk or from the CPU's memory.",
+    "Time to start a replica, from disk or from CPU memory.",
     ["model", "source"],
     buckets=_LONG_S,
 )
-LOAD_FAILURES = Counter("ndif_model_load_failures", "Replicas that did not come up.", ["model"])
+LOAD_FAILURES = Counter("ndif_model_load_failures", "Replicas that did not start.", ["model"])
 EVICTIONS = Counter("ndif_evictions", "Replicas that left their device.", ["model", "destination"])
 LOST_REPLICAS = Counter("ndif_replicas_lost", "Replicas whose process ended by itself.", ["model"])
-CALLBACKS = Counter("ndif_callbacks", "Attempts to deliver a call-back.", ["outcome"])
+CALLBACKS = Counter("ndif_callbacks", "Attempts to deliver a webhook or mail.", ["outcome"])
 RETENTION = Counter(
-    "ndif_retention_deleted", "Stored objects whose time was over and that were deleted.", ["kind"]
+    "ndif_retention_deleted", "Stored objects that expired and were deleted.", ["kind"]
 )
 REQUESTS = Counter("ndif_http_requests", "HTTP requests.", ["route", "method", "status"])
 REQUEST_SECONDS = Histogram(
@@ -105,7 +103,7 @@ SUBMITTED_BYTES = Histogram(
 REFUSALS = Counter("ndif_refusals", "Jobs that were not accepted.", ["reason"])
 LOST = Counter(
     "ndif_telemetry_lost",
-    "Measurements, lines of the log and traces that did not reach their store.",
+    "Measurements, log lines and traces that did not reach their store.",
     ["destination"],
 )
 PROBES = Counter(
@@ -113,7 +111,7 @@ PROBES = Counter(
 )
 PROBE_SECONDS = Histogram(
     "ndif_probe_seconds",
-    "Time from sending a probe's trace to its value, its wait in the queue included.",
+    "Time from sending a probe's trace to receiving its value, including the wait in the queue.",
     ["model", "generation"],
     buckets=_SECONDS,
 )
@@ -132,16 +130,16 @@ _models: set[str] = set()
 def model_label(name: str) -> str:
     """Return a model's label: its name, or `OTHER` beyond the first hundreds of models of this process."""
     if name not in _models:
-        if len(_models) >= _MOST_MODELS:
+        if len(_models) >= _MAX_MODELS:
             return OTHER
-        # A lone surrogate would make the whole answer of /metrics impossible to write.
+        # With a lone surrogate, the whole response of /metrics could not be encoded.
         name = name.encode(errors="replace").decode()
         _models.add(name)
     return name
 
 
 def submitted(request: Request) -> None:
-    """Count a job that was accepted, and the size of its payload."""
+    """Count an accepted job and the size of its payload."""
     size = len(request.payload)
     SUBMITTED_BYTES.labels(request.wire.value).observe(size)
     tags = {**_tags_of(request), "wire": request.wire.value}
@@ -149,21 +147,21 @@ def submitted(request: Request) -> None:
 
 
 def status_left(request: Request, status: Status, seconds: float) -> None:
-    """Count the time that a job spent in a status, which it has left."""
+    """Observe the seconds that a job spent in a status that it has left."""
     STATUS.labels(status.value).observe(seconds)
     tags = {**_tags_of(request), "status": status.value}
     measured(measurements.STATUS, tags, seconds=float(seconds), request_id=request.id)
 
 
 def job_ended(record: JobRecord, peak_memory: int, limit: str = "") -> None:
-    """Count a job that has ended, its peak memory in bytes, 0 if it is not known, and its `limit`.
+    """Count a job that has ended.
 
-    That is the limit for which its run was ended, if it was.
+    `peak_memory` is in bytes, 0 if unknown. `limit` names the limit that the run exceeded, "" if none.
     """
     model = model_label(record.model)
     tags = {"model": model, "generation": record.generation, "status": record.status}
     JOBS.labels(model, record.status).inc()
-    SHARED.labels(model)  # a count that begins at 0 has a rate from its first job on
+    SHARED.labels(model)  # a counter that begins at 0 has a rate from the first shared job on
     if record.dispatched is not None:
         WAIT.labels(model).observe(max(0.0, record.dispatched - record.received))
     if record.execution_s:
@@ -183,7 +181,7 @@ def job_ended(record: JobRecord, peak_memory: int, limit: str = "") -> None:
 
 
 def model_loaded(model: str, generation: str, source: str, seconds: float) -> None:
-    """Count a replica that came up, from the `disk` or from the memory of the `cpu`."""
+    """Observe the seconds in which a replica started; `source` is `disk`, or `cpu` for CPU memory."""
     label = model_label(model)
     LOAD.labels(label, source).observe(seconds)
     tags = {"model": label, "generation": generation, "source": source}
@@ -191,7 +189,7 @@ def model_loaded(model: str, generation: str, source: str, seconds: float) -> No
 
 
 def probed(model: str, generation: str, outcome: str, seconds: float | None) -> None:
-    """Count a probe, and the time until its value came, if one came."""
+    """Count a probe, and observe the seconds until its value arrived; None if no value arrived."""
     label = model_label(model)
     PROBES.labels(label, generation, outcome).inc()
     tags = {"model": label, "generation": generation, "outcome": outcome}
@@ -203,13 +201,13 @@ def probed(model: str, generation: str, outcome: str, seconds: float | None) -> 
 
 
 def deleted(numbers: Mapping[str, int]) -> None:
-    """Count stored objects that were deleted because their time was over, by kind."""
+    """Count expired objects that were deleted, by kind."""
     for kind, number in numbers.items():
         RETENTION.labels(kind).inc(number)
 
 
 def route_label(path: str) -> str:
-    """Return the label of a request's path: its first part, if that is a route of this server."""
+    """Return the label of a request's path: its first part if the server has this route, else `OTHER`."""
     first = path.split("/", 2)[1] if path.startswith("/") else ""
     return f"/{first}" if first in _ROUTES else OTHER
 

@@ -1,7 +1,7 @@
-"""The folder in which processes that share a port keep what they count, so that each can tell of all.
+"""The folder in which processes that share a port keep their metrics, so that each can expose all of them.
 
-prometheus_client keeps a memory-mapped file of each process there, if a variable names the folder before it
-is imported. Source: https://prometheus.github.io/client_python/multiprocess/
+prometheus_client keeps a memory-mapped file per process in the folder, if an environment variable names the
+folder before the import. Source: https://prometheus.github.io/client_python/multiprocess/
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LIVE = re.compile(r"gauge_live\w+_(\d+)\.db")
 
 
 def prepare(folder: Path) -> dict[str, str]:
-    """Make the folder empty for the processes of one start; return the variable that names it."""
+    """Create or empty the folder before the processes start; return the environment variable for it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file in folder.glob("*.db"):
         file.unlink(missing_ok=True)
@@ -25,9 +25,9 @@ def prepare(folder: Path) -> dict[str, str]:
 
 
 def forget_ended(folder: Path) -> None:
-    """Delete the gauges of processes that have ended; their counters stay, so that no sum falls."""
+    """Delete the gauges of ended processes; keep their counters, so that sums never decrease."""
     for file in folder.iterdir():
-        if (found := _LIVE.fullmatch(file.name)) is not None and not _is_alive(int(found[1])):
+        if (match := _LIVE.fullmatch(file.name)) is not None and not _is_alive(int(match[1])):
             with contextlib.suppress(OSError):
                 file.unlink()
 

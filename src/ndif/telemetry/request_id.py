@@ -1,6 +1,6 @@
-"""The id of an HTTP request or WebSocket: in its answer, and in every line that is logged for it.
+"""The id of an HTTP request or WebSocket, in its response and in every line that is logged for it.
 
-It is not the id of a job. A job has many requests: one that submits it, others that ask for its end.
+A request's id is not a job's id. A job has many requests: one submits the job, others ask for its result.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from contextvars import ContextVar
 from functools import cached_property
 
 HEADER = "X-Request-Id"
-"""Header in which a client may name its request, and in which it is told the name."""
+"""Header in which a client may set the id of its request, and in which the response returns the id."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"
-"""Format of a log's lines."""
+"""Format of a line in a log."""
 TERMINAL_FORMAT = "%(message)s%(request)s"
-"""Format of a line in a terminal, which shows time and level beside it."""
+"""Format of a line in a terminal; the terminal's handler adds time and level."""
 
-_SANE = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
+_VALID = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
 
 class RequestId:
-    """A request's id, for as long as the request is open."""
+    """A request's id, and a flag that is False after the request's end."""
 
     def __init__(self, given: Sequence[str] = ()) -> None:
-        """Take the client's own ids of the request: one that is sane is used."""
+        """Use the id in `given`, the client's headers, if there is exactly one and it is valid."""
         self._given = given
         self.is_open = True
 
     @cached_property
     def text(self) -> str:
-        """The id."""
-        if len(self._given) == 1 and _SANE.fullmatch(self._given[0]):
+        """The client's id if it is valid, else a random one."""
+        if len(self._given) == 1 and _VALID.fullmatch(self._given[0]):
             return self._given[0]
         return uuid.uuid4().hex
 
@@ -43,7 +43,7 @@ _current: ContextVar[RequestId | None] = ContextVar("request_id", default=None)
 
 
 def name(request_id: RequestId) -> None:
-    """Name a request in every line that this task and those that it starts log from now on."""
+    """Name a request in every line that this task, and tasks that it starts, log from now on."""
     _current.set(request_id)
 
 
@@ -58,24 +58,24 @@ def named(request_id: RequestId) -> Iterator[RequestId]:
 
 
 def current() -> RequestId:
-    """Return the id of the request that is answered here, or a new one."""
+    """Return the id of the request that this task serves, or a new one."""
     return _current.get() or RequestId()
 
 
 class NameRequest(logging.Filter):
-    """A filter that drops nothing, and adds the request's id to each record, for the formats above."""
+    """A filter that passes every record and adds the request's id to it, for the formats above."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not hasattr(record, "request_id"):
-            found = _current.get()
-            # A task that a request has started may go on for others.
-            record.request_id = found.text if found is not None and found.is_open else ""
-        found_id = vars(record)["request_id"]
-        record.request = f" [{found_id}]" if found_id else ""
+            request = _current.get()
+            # A task may outlive the request that started it, and go on for other requests.
+            record.request_id = request.text if request is not None and request.is_open else ""
+        text = vars(record)["request_id"]
+        record.request = f" [{text}]" if text else ""
         return True
 
 
 def name_requests(handlers: Sequence[logging.Handler] | None = None) -> None:
-    """Add `NameRequest` to these handlers; by default to all of the root logger."""
+    """Add `NameRequest` to `handlers`, by default to all handlers of the root logger."""
     for handler in logging.getLogger().handlers if handlers is None else handlers:
         handler.addFilter(NameRequest())

@@ -1,4 +1,4 @@
-"""A queue in memory, and the thread that sends what is put into it to a store elsewhere."""
+"""A queue in memory, and a thread that sends its items to a remote store."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ Item = TypeVar("Item")
 
 
 class UnavailableError(NdifError):
-    """A store takes nothing at the moment; the same batch may be sent again."""
+    """A store is unavailable; the same batch may be sent again."""
 
 
 class RefusedBatchError(NdifError):
-    """A store refuses a batch for good."""
+    """A store refuses a batch, and would refuse it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShippingPolicy:
-    """Limits of one `Shipper`. Sizes have the unit in which its items are measured."""
+    """Limits of one `Shipper`. Sizes have the unit of the `size` argument of `Shipper.put`."""
 
     max_waiting: int
-    """Size of all items that wait, beyond which the oldest are dropped."""
+    """Maximum size of all queued items; beyond it, the oldest items are dropped."""
     max_batch: int
     """Size at which a batch is full."""
     interval_s: float = 1.0
-    """Longest time for which an item waits while the store takes what it is sent."""
+    """Maximum seconds that an item waits while the store is available."""
     first_pause_s: float = 1.0
-    """Seconds until a batch is sent again; doubled after each failure."""
+    """Seconds until the first retry of a batch; the pause doubles after each failure."""
     longest_pause_s: float = 30.0
 
 
 class Shipper(Generic[Item]):
-    """Sends items to a store, and makes nobody wait for it.
+    """Sends items to a store; `put` never waits for the store.
 
-    Owns a queue of bounded size and one daemon thread, in which `send` is called with a batch. A batch that
-    the store does not take at the moment (`UnavailableError`) is sent again after a pause, while the oldest
-    items of a full queue make room for newer ones. A batch with which `send` fails otherwise is dropped.
-    Dropped items are counted. The log has one line when a store begins to fail, and one when it recovers.
+    Owns a queue of bounded size and one daemon thread, which calls `send` with batches. After an
+    `UnavailableError` the thread sends the batch again after a pause; meanwhile a full queue drops its
+    oldest items. After any other error the batch is dropped. Dropped items are counted. The log has one
+    line when a store begins to fail, and one when it recovers.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Shipper(Generic[Item]):
         self._destination = destination
         self._send = send
         self._policy = policy
-        # Reentrant: a finalizer that logs may run in a thread that is in `put`.
+        # Reentrant: a finalizer that logs may interrupt a thread inside `put`.
         self._lock = threading.RLock()
         self._waiting: deque[tuple[Item, int]] = deque()
         self._size = 0
@@ -75,7 +75,7 @@ class Shipper(Generic[Item]):
         return self._thread.ident
 
     def put(self, item: Item, size: int = 1) -> None:
-        """Queue an item, from any thread; drop the oldest ones if there is no room."""
+        """Queue an item, from any thread; drop the oldest items if the queue is full."""
         with self._lock:
             self._waiting.append((item, size))
             self._size += size
@@ -84,7 +84,7 @@ class Shipper(Generic[Item]):
                 self._lost += 1
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits, for `timeout_s` at most, and stop."""
+        """Send the queued items, for `timeout_s` at most, and stop."""
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -104,14 +104,14 @@ class Shipper(Generic[Item]):
         size = 0
         with self._lock:
             while self._waiting and size < self._policy.max_batch:
-                item, of_it = self._waiting.popleft()
+                item, item_size = self._waiting.popleft()
                 batch.append(item)
-                size += of_it
+                size += item_size
             self._size = self._size - size if self._waiting else 0
         return batch
 
     def _deliver(self, batch: Sequence[Item]) -> None:
-        """Send a batch until it is taken or refused, or the shipper closes."""
+        """Send a batch until the store accepts or refuses it, or the shipper closes."""
         pause_s = self._policy.first_pause_s
         while True:
             is_last = self._closing.is_set()
@@ -126,7 +126,7 @@ class Shipper(Generic[Item]):
                 self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, self._policy.longest_pause_s)
             except Exception as error:
-                # The thread must go on, whatever one batch does to it.
+                # The thread must survive any error of one batch.
                 self._note_refusal(error)
                 self._count_lost(len(batch))
                 return
@@ -135,7 +135,7 @@ class Shipper(Generic[Item]):
                 return
 
     def _count_lost(self, more: int = 0) -> None:
-        """Count the items that were dropped, here and not in `put`: the counter's lock is not reentrant."""
+        """Count the dropped items. `put` cannot count them, because the counter's lock is not reentrant."""
         with self._lock:
             lost, self._lost = self._lost + more, 0
         if lost:
@@ -152,12 +152,12 @@ class Shipper(Generic[Item]):
             logger.info("%s works again", self._destination)
 
     def _note_refusal(self, error: Exception) -> None:
-        # Of batches that are refused in between others, one line is enough.
+        # Refused batches may alternate with accepted ones; only the first refusal is logged.
         if not self._has_refused:
             self._has_refused = True
             expected = isinstance(error, RefusedBatchError)
             logger.warning(
-                "%s refuses a batch, which is dropped, as later ones will be without a line here: %s",
+                "%s refuses a batch, which is dropped. Later refusals are not logged: %s",
                 self._destination,
                 error,
                 exc_info=None if expected else error,

@@ -1,4 +1,4 @@
-"""State as metrics: nodes, models and queues, stores, and a disk."""
+"""The server's state as metrics: nodes, models and queues, stores, and the disk of results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from prometheus_client.core import GaugeMetricFamily
 from ndif.schema.server_state import ModelState, NodeState, ServerState
 from ndif.telemetry.metrics import OTHER
 
-_MOST_MODELS = 500
+_MAX_MODELS = 500
 _STATES = ("RUNNING", "DEPLOYING", "UNHEALTHY", "NOT DEPLOYED", "WARM")
 
 
 def families(server: ServerState | None) -> Iterator[Metric]:
-    """Yield the metrics of a server's state; None where no process of it leads."""
-    leads = GaugeMetricFamily("ndif_leader_up", "1 while a process leads, and jobs can run.")
+    """Yield the metrics of a server's state; None means that the server has no leader."""
+    leads = GaugeMetricFamily("ndif_leader_up", "1 while the server has a leader and can run jobs.")
     leads.add_metric([], 0.0 if server is None else 1.0)
     yield leads
     if server is None:
@@ -30,7 +30,7 @@ def families(server: ServerState | None) -> Iterator[Metric]:
 
 
 def stores(answers: Mapping[str, bool]) -> Iterator[Metric]:
-    """Yield the metric that says which stores answer a gateway."""
+    """Yield the metric that reports which stores answer a gateway."""
     up = GaugeMetricFamily(
         "ndif_store_up", "1 for a store that answers this gateway.", labels=["store"]
     )
@@ -40,22 +40,22 @@ def stores(answers: Mapping[str, bool]) -> Iterator[Metric]:
 
 
 def disk(usage: tuple[int, int] | None) -> Iterator[Metric]:
-    """Yield the free and all bytes of the disk of results; nothing while it does not tell."""
+    """Yield the free and total bytes of the disk of results; nothing if they are unknown."""
     if usage is None:
         return
     free, total = usage
-    found = GaugeMetricFamily(
-        "ndif_disk_bytes", "Disk of results and large requests: in all, and free.", labels=["kind"]
+    family = GaugeMetricFamily(
+        "ndif_disk_bytes", "Disk of results and large requests: total and free.", labels=["kind"]
     )
-    found.add_metric(["total"], total)
-    found.add_metric(["free"], free)
-    yield found
+    family.add_metric(["total"], total)
+    family.add_metric(["free"], free)
+    yield family
 
 
 def _nodes(nodes: list[NodeState]) -> Iterator[Metric]:
     gpu = GaugeMetricFamily(
         "ndif_gpu_memory_bytes",
-        "Memory of a GPU: in all, and not given to a replica.",
+        "Memory of a GPU: total, and free of replicas.",
         labels=["node", "gpu", "kind"],
     )
     withdrawn = GaugeMetricFamily(
@@ -63,15 +63,15 @@ def _nodes(nodes: list[NodeState]) -> Iterator[Metric]:
     )
     cpu = GaugeMetricFamily(
         "ndif_cpu_memory_bytes",
-        "Memory of a node for models: in all, and not given to a replica.",
+        "CPU memory of a node for models: total, and free of replicas.",
         labels=["node", "kind"],
     )
     for node in nodes:
         name = node.name
-        for index, one in enumerate(node.gpus):
-            gpu.add_metric([name, str(index), "total"], one.bytes)
-            gpu.add_metric([name, str(index), "free"], one.free_bytes)
-            withdrawn.add_metric([name, str(index)], float(one.withdrawn))
+        for index, gpu_state in enumerate(node.gpus):
+            gpu.add_metric([name, str(index), "total"], gpu_state.bytes)
+            gpu.add_metric([name, str(index), "free"], gpu_state.free_bytes)
+            withdrawn.add_metric([name, str(index)], float(gpu_state.withdrawn))
         cpu.add_metric([name, "total"], node.cpu.bytes)
         cpu.add_metric([name, "free"], node.cpu.free_bytes)
     yield from (gpu, withdrawn, cpu)
@@ -93,26 +93,28 @@ def _models(models: list[ModelState]) -> Iterator[Metric]:
     probed = GaugeMetricFamily(
         "ndif_probe_up", "1 if the last probe of a model succeeded.", labels=labels
     )
-    for label, alike in _by_label(models).items():
-        found = [replica for model in alike for replica in model.replicas]
-        waiting.add_metric(label, sum(model.waiting for model in alike))
-        running.add_metric(label, sum(replica.request_id is not None for replica in found))
-        desired.add_metric(label, sum(model.desired_replicas for model in alike))
-        memory.add_metric(label, sum(sum(each.gpu_mem_bytes_by_id.values()) for each in found))
-        states = Counter(replica.state for replica in found)
+    for label, group in _by_label(models).items():
+        members = [replica for model in group for replica in model.replicas]
+        waiting.add_metric(label, sum(model.waiting for model in group))
+        running.add_metric(label, sum(replica.request_id is not None for replica in members))
+        desired.add_metric(label, sum(model.desired_replicas for model in group))
+        memory.add_metric(
+            label, sum(sum(replica.gpu_mem_bytes_by_id.values()) for replica in members)
+        )
+        states = Counter(replica.state for replica in members)
         for state in _STATES:
             replicas.add_metric([*label, state], states[state])
-        up = [each.probe.up for each in alike if each.probe and each.probe.up is not None]
-        if up:  # a model that was not probed is not there
+        up = [model.probe.up for model in group if model.probe and model.probe.up is not None]
+        if up:  # an unprobed model has no sample
             probed.add_metric(label, float(all(up)))
     yield from (waiting, running, replicas, desired, memory, probed)
 
 
 def _by_label(models: Iterable[ModelState]) -> dict[tuple[str, str], list[ModelState]]:
-    """Return the models that share a label; beyond a number of labels, all others share one."""
-    found: dict[tuple[str, str], list[ModelState]] = {}
+    """Group models by label; beyond `_MAX_MODELS` labels, all other models share one label."""
+    groups: dict[tuple[str, str], list[ModelState]] = {}
     for model in models:
         label = model.label, model.generation or ""
-        is_known = label in found or len(found) < _MOST_MODELS
-        found.setdefault(label if is_known else (OTHER, ""), []).append(model)
-    return found
+        has_label = label in groups or len(groups) < _MAX_MODELS
+        groups.setdefault(label if has_label else (OTHER, ""), []).append(model)
+    return groups

@@ -1,7 +1,7 @@
-"""The steps of a request: kept for the record of its job, and logged as they end.
+"""The steps of a request: recorded for the record of its job, and logged as they end.
 
-Each process records its own, and hands them on with the request's end. The process that leads keeps
-them with the record of the job, for `ndif trace` and for a store of traces.
+Each process records its own steps, and passes them on at the request's end. The leader keeps them in the
+job's record, for `ndif trace` and for a store of traces.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from ndif.schema.request import Request
 from ndif.schema.step import REPLICA, Step
 
 _log = logging.getLogger("ndif.steps")
-"""One event for each step, where the log is JSON or of level DEBUG."""
+"""Logger of one event for each step; `logs.configure` enables it."""
 if _log.level == logging.NOTSET:
     _log.setLevel(logging.WARNING)
 
-_MOST, _FIRST = 60, 20
+_MAX_STEPS, _FIRST_STEPS = 60, 20
 _DIGITS = 12
-"""Of the digest under which a key's jobs are counted: `ndif keys list --json` has it as `account`."""
+"""Digits of the digest that identifies a key: `ndif keys list --json` shows it as `account`."""
 
 
 class Steps:
     """The steps of one request in this process, in the order of their ends.
 
-    A request that is sent to many replicas keeps its first and its last steps.
+    A request that is sent to many replicas keeps only its first and its last steps.
     """
 
     def __init__(self, request: Request, by: str) -> None:
-        """Begin with none; `by` is the part of the server that takes them."""
+        """Start without steps; `by` is the part of the server that performs them."""
         self.by = by
         self.replica = ""
-        """Id of the replica that was sent the request last."""
+        """Id of the replica to which the request was last sent."""
         self._request = request
         self._steps: list[Step] = []
 
     def add(self, name: str, start: float, end: float | None = None) -> None:
-        """Record a step of this part that has ended, at `end` or now, and log it."""
+        """Record and log a step of this part that ended at `end`, by default now."""
         self.record(Step(name, self.by, start, time.time() if end is None else end))
 
     def record(self, step: Step) -> None:
-        """Record a step that a part of the server took that has no log, and log it."""
+        """Record and log a step of any part of the server; a part without a log reports its steps here."""
         self.extend([step])
         log(self._request, step, self.replica)
 
     def extend(self, steps: Iterable[Step]) -> None:
-        """Record what another process has recorded, and logged."""
+        """Record steps without logging them, because another process has logged them."""
         self._steps += steps
-        if len(self._steps) > _MOST:
-            del self._steps[_FIRST : len(self._steps) - _MOST + _FIRST]
+        if len(self._steps) > _MAX_STEPS:
+            del self._steps[_FIRST_STEPS : len(self._steps) - _MAX_STEPS + _FIRST_STEPS]
 
     @property
     def all(self) -> tuple[Step, ...]:
@@ -62,7 +62,7 @@ class Steps:
 
 
 def log(request: Request, step: Step, replica: str) -> None:
-    """Log one step of a request, with what says whose and where it was."""
+    """Log one step of a request with the request's fields, the part of the server and the replica."""
     if not _log.isEnabledFor(logging.INFO):
         return
     fields = fields_of(request)
@@ -73,7 +73,7 @@ def log(request: Request, step: Step, replica: str) -> None:
 
 
 def fields_of(request: Request) -> dict[str, Any]:
-    """Return the fields of an event that say which request it is about. No key leads back to its owner."""
+    """Return the fields that identify a request in a log event. `account` abbreviates the key's digest."""
     return {
         "job": request.id,
         "model": request.model.repo_id,
@@ -87,7 +87,7 @@ _current: ContextVar[Steps | None] = ContextVar("steps", default=None)
 
 @contextlib.contextmanager
 def recording(steps: Steps) -> Iterator[Steps]:
-    """Let `step` record into these in this block, and in the tasks that it starts."""
+    """Make `step` record into `steps` in this block, and in the tasks that the block starts."""
     token = _current.set(steps)
     try:
         yield steps
@@ -96,13 +96,13 @@ def recording(steps: Steps) -> Iterator[Steps]:
 
 
 def current() -> Steps | None:
-    """Return where the steps of the request that is served here are recorded; None without one."""
+    """Return the steps of the request that this task serves; None if it serves none."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def step(name: str) -> Iterator[None]:
-    """Record this block as a replica's step of the request that it serves, also if the block fails."""
+    """Record this block as a replica's step of the current request, even if the block fails."""
     start = time.time()
     try:
         yield

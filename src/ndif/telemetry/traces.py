@@ -1,7 +1,7 @@
-"""The steps of jobs that have ended as spans, sent to a collector by OTLP over HTTP.
+"""The exporter of ended jobs' steps as spans, by OTLP over HTTP to a collector.
 
-The process that leads has all steps of a job at its end, those of other processes among them, so it alone
-sends spans. A job's id, without its hyphens, is the id of its trace, unless its client named another one.
+At a job's end the leader has the steps of all processes, so only the leader sends spans. The id of a job's
+trace is the job's id without hyphens, unless the client named another trace.
 Sources: https://opentelemetry.io/docs/specs/otlp/ and https://www.w3.org/TR/trace-context/
 """
 
@@ -28,29 +28,29 @@ from ndif.telemetry.shipper import Shipper, ShippingPolicy
 
 _PATH = "/v1/traces"
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
-"""Variable that OpenTelemetry has for the headers that a collector asks for."""
+"""OpenTelemetry's environment variable for the headers that a collector requires."""
 _POLICY = ShippingPolicy(max_waiting=10_000, max_batch=200)
-"""Numbers of jobs, each of some kilobytes."""
+"""Numbers of jobs; a job takes some kilobytes."""
 _NS = 1_000_000_000
 _SAMPLED = 1
 
 
 class TraceExporter:
-    """Sends the spans of jobs from a thread; a collector that is away costs spans, and no job."""
+    """Sends the spans of jobs from a thread; an unavailable collector loses spans but affects no job."""
 
     def __init__(self, url: str) -> None:
-        """Send to the collector at `url`, as http://collector:4318, with the headers of `_HEADERS`."""
+        """Send to the collector at `url`, such as http://collector:4318, with the headers in `_HEADERS`."""
         path = urlsplit(url).path.rstrip("/").removesuffix(_PATH)
         headers = parse_env_headers(os.environ.get(_HEADERS, ""), liberal=True)
         self._endpoint = Endpoint(url, f"{path}{_PATH}", "application/x-protobuf", headers=headers)
         self._shipper: Shipper[JobRecord] = Shipper("otlp", self._send, _POLICY)
 
     def record(self, record: JobRecord) -> None:
-        """Take a job that has ended."""
+        """Queue the spans of a job that has ended."""
         self._shipper.put(record)
 
     def close(self) -> None:
-        """Send what waits, if that takes no more than a moment."""
+        """Send the queued spans, for two seconds at most."""
         self._shipper.close()
 
     def _send(self, batch: Sequence[JobRecord]) -> None:
@@ -60,9 +60,10 @@ class TraceExporter:
 
 
 def spans_of(record: JobRecord) -> Iterator[ReadableSpan]:
-    """Yield a span for a job and one for each of its steps; none if its client asked for no trace.
+    """Yield a span for a job and one for each of its steps; none if the client's trace is not sampled.
 
-    A step is within the step of an earlier part of the server in which it began.
+    A step's parent is the shortest step of an earlier part of the server during which the step began, or
+    else the job.
     """
     trace_id, parent_id, flags = _parent(record)
     if not flags & _SAMPLED:
@@ -87,14 +88,14 @@ def spans_of(record: JobRecord) -> Iterator[ReadableSpan]:
     yield _span(whole, root, remote or None, attributes, Status(code))
     contexts = {step: _context(trace_id) for step in record.steps}
     for step, context in contexts.items():
-        above = [each for each in contexts if _holds(each, step)]
-        nearest = min(above, key=lambda each: each.took_s, default=None)
+        above = [outer for outer in contexts if _holds(outer, step)]
+        nearest = min(above, key=lambda outer: outer.took_s, default=None)
         parent = root if nearest is None else contexts[nearest]
         yield _span(step, context, parent, {"ndif.job": record.id}, Status())
 
 
 def _parent(record: JobRecord) -> tuple[int, int, int]:
-    """Return the ids of a job's trace and of the span above it, 0 for none, and the trace's flags."""
+    """Return the ids of a job's trace and parent span, 0 for none, and the trace's flags."""
     if not record.traceparent:
         return uuid.UUID(record.id).int, 0, _SAMPLED
     _, trace_id, span_id, flags = record.traceparent.split("-")
@@ -107,7 +108,6 @@ def _context(trace_id: int) -> SpanContext:
 
 
 def _holds(outer: Step, inner: Step) -> bool:
-    """Return True if `inner` is of a later part of the server, and began within `outer`."""
     is_later = PARTS.index(outer.by) < PARTS.index(inner.by)
     return is_later and outer.start <= inner.start < outer.end
 

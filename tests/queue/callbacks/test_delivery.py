@@ -236,7 +236,7 @@ async def test_end_is_stored_although_webhook_cannot_be_queued(
     server.queue._limits = CallbackLimits(waiting=0)
     request = await server.end("https://example.org/private")
     assert await server.objects.get(end_key(request.id)) is not None
-    assert "its call-back is not made: 0 call-backs wait already" in caplog.text
+    assert "its webhook or mail is not queued: 0 webhooks and mails wait already" in caplog.text
     assert "example.org" not in caplog.text
     await server.queue.stop()
 

@@ -343,7 +343,7 @@ async def test_channel_lists_its_unfinished_requests(opening: Opening) -> None:
 async def test_clients_are_notified_of_requests_that_redis_lost(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "_LOOK_S", SOON_S)
+    monkeypatch.setattr(broker_module, "_POLL_S", SOON_S)
     async with on_redis(redis.url, tmp_path)() as broker:
         channel = await broker.subscribe()
         ended, claimed, unclaimed = [make_request(channel.id) for _ in range(3)]
@@ -720,7 +720,7 @@ async def test_cancelled_submission_leaves_nothing_to_run(
         ):  # a request claimed in between has no payload
             claims.append(await within(broker.claim(), SOON_S))
         for each in claims:
-            with pytest.raises(BrokerError, match="is there no longer"):
+            with pytest.raises(BrokerError, match="is no longer stored"):
                 await broker.payload(each)
         await eventually(lambda: redis.command("xlen", "queue") == "0")
         await eventually(lambda: redis.command("get", "queue:bytes") == "0")
@@ -744,7 +744,7 @@ async def test_full_redis_rejects_requests_and_releases_ended_ones(
             assert await broker.publish(claimed, done)
             assert frames.read(await channel.next()) == done
             await within(broker.complete(claimed, done), PATIENCE_S)
-            with pytest.raises(BrokerError, match="is there no longer"):
+            with pytest.raises(BrokerError, match="is no longer stored"):
                 await broker.payload(claimed)
         finally:
             redis.command("config", "set", "maxmemory", "0")
@@ -771,7 +771,7 @@ async def test_release_during_redis_outage_takes_effect_after_restart(
         redis.start()
         await within(letting_go, PATIENCE_S)
         assert await broker.is_complete(claimed) is with_an_end
-        with pytest.raises(BrokerError, match="is there no longer"):
+        with pytest.raises(BrokerError, match="is no longer stored"):
             await broker.payload(claimed)
         assert redis.command("xlen", "queue") == "0"
 

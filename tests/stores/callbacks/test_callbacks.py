@@ -173,7 +173,7 @@ async def test_full_callback_queue_rejects_callbacks(opening: Opening) -> None:
         callbacks = [a_callback() for _ in range(3)]
         for each in callbacks[:2]:
             await queue.add(each)
-        with pytest.raises(CallbackQueueError, match="2 call-backs wait already"):
+        with pytest.raises(CallbackQueueError, match="2 webhooks and mails wait already"):
             await queue.add(callbacks[2])
         await queue.update(replace(callbacks[0], attempts=1))
         assert await queue.counts() == (2, 0)
@@ -200,7 +200,9 @@ async def test_waiting_callbacks_per_user_are_limited(opening: Opening) -> None:
     async with opening(of_user=2) as queue:
         for _ in range(2):
             await queue.add(replace(a_callback(), user="ada"))
-        with pytest.raises(CallbackQueueError, match="2 call-backs of its user wait already"):
+        with pytest.raises(
+            CallbackQueueError, match="2 webhooks and mails of its user wait already"
+        ):
             await queue.add(replace(a_callback(), user="ada"))
         await queue.add(replace(a_callback(), user="bob"))
         assert await queue.counts() == (3, 0)
@@ -230,7 +232,7 @@ async def test_callback_file_survives_killed_process(tmp_path: Path) -> None:
 @on_loop
 async def test_second_process_cannot_open_callback_file(tmp_path: Path) -> None:
     async with in_a_file(tmp_path)():
-        with pytest.raises(CallbackQueueError, match="another server has the call-backs"):
+        with pytest.raises(CallbackQueueError, match="another server has the webhooks and mails"):
             SqliteCallbacks(tmp_path)
 
 

@@ -431,14 +431,14 @@ async def test_results_are_limited_per_user_and_in_total(form: Form, tmp_path: P
         assert await store_result(store, "ada", 400) is None
         why = await store_result(store, "ada", 101)
         assert why is not None
-        assert "takes 101B and was not stored: yours that are stored take 400B" in why
-        assert "of at most 500B, which one user's may take (NDIF_MAX_STORED_SHARE)" in why
+        assert "takes 101B and was not stored: your stored results take 400B" in why
+        assert "of at most 500B, which is each user's limit (NDIF_MAX_STORED_SHARE)" in why
         assert "is deleted in 60 min" in why
         assert await store_result(store, "ada", 100) is None
         assert await store_result(store, "bob", 450) is None
         why = await store_result(store, "eve", 51)
         assert why is not None
-        assert "those of all users that are stored take 950B, of at most 1000B together" in why
+        assert "the stored results of all users take 950B, of at most 1000B together" in why
         assert await store_result(store, "eve", 50) is None
         assert await store_result(store, "eve", 0) is None
 
@@ -450,7 +450,7 @@ async def test_users_own_limit_only_lowers_the_share(form: Form, tmp_path: Path)
         assert await store_result(store, "ada", 200) is None
         why = await store.room.admit(str(uuid.uuid4()), "ada", 101, 300)
         assert why is not None
-        assert "yours that are stored take 200B, of at most 300B, which is your limit" in why
+        assert "your stored results take 200B, of at most 300B, which is your limit" in why
         assert await store.room.admit(str(uuid.uuid4()), "ada", 100, 300) is None
         # It does not raise the limit above the general share.
         assert await store.room.admit(str(uuid.uuid4()), "ada", 201, 900) is not None

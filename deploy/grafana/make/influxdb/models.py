@@ -32,7 +32,7 @@ ROWS: Rows = {
         ),
         Panel(
             "Time of probes, by model",
-            "90 % of them have their value within this time, their wait in the queue included.",
+            "90 % of them have their value within this time, including the wait in the queue.",
             "s",
             {"$tag_model": over_time(quantile(90, PROBE_VALUES), "model")},
         ),
@@ -83,7 +83,7 @@ ROWS: Rows = {
         ),
         Panel(
             "Load time, by model",
-            "Mean time to bring a replica up.",
+            "Mean time to start a replica.",
             "s",
             {"$tag_model from $tag_source": mean(LOADED, "model", "source")},
         ),

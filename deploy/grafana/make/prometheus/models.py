@@ -32,7 +32,7 @@ ROWS: Rows = {
         ),
         Panel(
             "Time of probes, by model",
-            "90 % of them have their value within this time, their wait in the queue included.",
+            "90 % of them have their value within this time, including the wait in the queue.",
             "s",
             {"{{model}}": quantile(0.9, "ndif_probe_seconds", OF_MODEL, "model")},
         ),
@@ -79,7 +79,7 @@ ROWS: Rows = {
         ),
         Panel(
             "Load time, by model",
-            "Mean time to bring a replica up.",
+            "Mean time to start a replica.",
             "s",
             {
                 "{{model}} from {{source}}": share(

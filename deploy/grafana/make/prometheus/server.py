@@ -54,21 +54,21 @@ ROWS: Rows = {
         ),
         Panel(
             "Call-backs, by outcome",
-            "Attempts to make one. `ndif callbacks list` shows those that were given up, and why.",
+            "Attempts to deliver a webhook or mail. `ndif callbacks list` shows given-up ones, and why.",
             "ops",
             {"{{outcome}}": rate("ndif_callbacks_total", HERE, "outcome")},
             is_stacked=True,
         ),
         Panel(
             "Retention in an hour",
-            "Stored objects that were deleted because their time was over.",
+            "Stored objects that expired and were deleted.",
             "short",
             {"{{kind}}": f"sum by (kind) (increase(ndif_retention_deleted_total{{{HERE}}}[1h]))"},
             is_stacked=True,
         ),
         Panel(
             "Telemetry lost in an hour",
-            "Measurements, lines of the log and traces that did not reach InfluxDB, Loki or OTLP.",
+            "Measurements, log lines and traces that did not reach InfluxDB, Loki or OTLP.",
             "short",
             {"lost": f"sum (increase(ndif_telemetry_lost_total{{{HERE}}}[1h])) or vector(0)"},
         ),
@@ -90,7 +90,7 @@ ROWS: Rows = {
         ),
         Panel(
             "Leader and problems",
-            "1 while a process leads; and how many problems `ndif status` shows.",
+            "1 while the server has a leader; and the number of problems that `ndif status` shows.",
             "short",
             {
                 "leader": f"max (ndif_leader_up{{{HERE}}})",

@@ -44,8 +44,8 @@ class OwnerAccounts(WithoutStore):
             caller.key.encode(errors="replace"), self.token.encode()
         ):
             raise NoSuchKeyError(
-                "This server runs the code of the user who started it, on the same machine, and of those "
+                "This server runs the code of the user who started it, on the same machine, and of users "
                 "who have its token. On your side run the line `export NDIF_API_KEY=…` that `ndif local "
-                "start` printed, or ask whoever started it for that line."
+                "start` printed, or ask the user who started it for that line."
             )
         return Account(caller.name, trusted=self.trusted)

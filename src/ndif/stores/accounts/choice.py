@@ -55,14 +55,14 @@ def named(settings: AccountSettings) -> list[str]:
 
 def contradiction(settings: Settings) -> str | None:
     """Return an error if the account settings conflict, else None."""
-    found = named(settings)
-    if len(found) > 1:
+    names = named(settings)
+    if len(names) > 1:
         return (
-            f"{' and '.join(found)} contradict each other: one of them says who may use the server. Unset "
+            f"{' and '.join(names)} contradict each other: one of them says who may use the server. Unset "
             "all but one."
         )
     broker = urlsplit(settings.broker_url).hostname
-    if not found and broker and not is_loopback(broker):
+    if not names and broker and not is_loopback(broker):
         return (
             f"Servers on several machines share the broker at {broker}, and need the same API keys: name "
             f"their database with {name_of('database_url')} or {name_of('postgres_host')}, or a file of "

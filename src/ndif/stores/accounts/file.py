@@ -80,7 +80,7 @@ class FileAccounts(WithoutStore, KeyedAccounts):
         super().__init__()
         self._path = path
         self.warning: str | None = None
-        """Sentence about others who can read or change the keys; None if nobody can."""
+        """Sentence about other users who can read or change the keys; None if no other user can."""
         self._mark: tuple[int, int, int] | None = None
         self._accounts: dict[str, Account] = {}
         self._refresh()
@@ -112,14 +112,14 @@ class FileAccounts(WithoutStore, KeyedAccounts):
                 return
         except OSError as error:
             raise KeysError(f"{self._path} cannot be read: {error.strerror}.") from error
-        found = read_keys(self._path)
-        self._accounts = {self._blinded(entry.digest): entry.account() for entry in found}
+        entries = read_keys(self._path)
+        self._accounts = {self._blinded(entry.digest): entry.account() for entry in entries}
         self._mark = mark
-        self.warning = self._exposure(facts.st_mode, any(entry.key for entry in found))
+        self.warning = self._exposure(facts.st_mode, any(entry.key for entry in entries))
 
     def _exposure(self, mode: int, has_secrets: bool) -> str | None:
         if mode & stat.S_IWOTH:
-            can = "can change it, and let themselves in"
+            can = "can change it and give themselves access"
         elif mode & stat.S_IROTH and has_secrets:
             can = "can read the keys in it"
         else:

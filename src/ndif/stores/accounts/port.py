@@ -87,8 +87,8 @@ def tier_with(
     limits: Mapping[str, Any] | None = None,
 ) -> Tier:
     """Return a tier that gives these rights."""
-    given: dict[str, Any] = {right: right in rights for right in RIGHTS}
-    return Tier(name=name, weight=weight, limits=limits, **given)
+    flags: dict[str, Any] = {right: right in rights for right in RIGHTS}
+    return Tier(name=name, weight=weight, limits=limits, **flags)
 
 
 class NoSuchKeyError(Exception):
@@ -113,7 +113,7 @@ class NotInRegistryError(RegistryError):
 
 @dataclass(frozen=True, slots=True)
 class ImportedKey:
-    """A key from another server, of which only the digest is known."""
+    """A key from another server; only its digest is known."""
 
     digest: str
     user: str | None
@@ -138,7 +138,7 @@ class Registry(Protocol):
         """Create a key; only this answer contains the key itself."""
 
     async def keys(self, user: str | None = None) -> list[ApiKey]:
-        """Return all keys, or those of a user, the oldest first."""
+        """Return all keys, or only the keys of a user, the oldest first."""
 
     async def key(self, given: str) -> ApiKey:
         """Return the key with this id, or with the only id that begins with `given`."""
@@ -212,10 +212,10 @@ def digest_of(key: str) -> str:
 
 def account_of(digest: str, user: str | None, tiers: Iterable[Tier]) -> Account:
     """Return the account of a key: every right of its tiers, the greatest weight, the widest limits."""
-    found = tuple(tiers)
-    rights = {right: any(getattr(tier, right) for tier in found) for right in RIGHTS}
+    tier_list = tuple(tiers)
+    rights = {right: any(getattr(tier, right) for tier in tier_list) for right in RIGHTS}
     limits: dict[str, Any] = {}
-    for tier in found:
+    for tier in tier_list:
         for name, limit in (tier.limits or {}).items():
             has_none = None in (limit, limits.get(name, limit))
             limits[name] = None if has_none else max(limits.get(name, limit), limit)
@@ -224,7 +224,7 @@ def account_of(digest: str, user: str | None, tiers: Iterable[Tier]) -> Account:
         key=runner_key_of(digest),
         email=user,
         **rights,
-        weight=max((tier.weight for tier in found), default=1.0),
+        weight=max((tier.weight for tier in tier_list), default=1.0),
         limits=limits,
     )
 

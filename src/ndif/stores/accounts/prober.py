@@ -52,7 +52,7 @@ class AccountsWithProber:
         await self.users.ping()
 
     async def account(self, caller: Caller) -> Account:
-        given = caller.key.encode(errors="replace")
-        if any(secrets.compare_digest(given, key.encode()) for key in self.keys):
+        key_bytes = caller.key.encode(errors="replace")
+        if any(secrets.compare_digest(key_bytes, key.encode()) for key in self.keys):
             return Account(PROBER, key=runner_key_of(digest_of(caller.key)))
         return await self.users.account(caller)

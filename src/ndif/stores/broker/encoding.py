@@ -38,11 +38,11 @@ def encode_request(request: Request, digest: str = "") -> bytes:
     return to_json(record)
 
 
-def decode_request(content: bytes, **known: Any) -> Request:
-    """Decode what `encode_request` returned; `known` replaces or adds fields."""
+def decode_request(content: bytes, **overrides: Any) -> Request:
+    """Decode a message of `encode_request`; `overrides` replaces or adds fields."""
     record = json.loads(content.decode())
     record |= {"model": ModelKey.parse(record["model"]), "wire": Wire(record["wire"])}
-    return Request(**{"payload": b"", **record, **known})
+    return Request(**{"payload": b"", **record, **overrides})
 
 
 def claimed_fields(content: bytes) -> Request:
@@ -70,7 +70,7 @@ def encode_numbered(number: int, content: bytes) -> bytes:
 
 
 def decode_numbered(content: bytes) -> tuple[int, bytes]:
-    """Decode what `encode_numbered` returned; raise a ValueError if it is shorter."""
+    """Decode a message of `encode_numbered`; raise a ValueError if the message is too short."""
     if len(content) < _NUMBER.size:
         raise ValueError("a message has no number")
     (number,) = _NUMBER.unpack_from(content)
@@ -78,7 +78,7 @@ def decode_numbered(content: bytes) -> tuple[int, bytes]:
 
 
 class _End(msgspec.Struct, omit_defaults=True):
-    """The end of a request; without a status, its replica gave it back."""
+    """The end of a request; without a status, the replica gave the request back."""
 
     id: str
     status: Status | None = None
@@ -107,7 +107,7 @@ def encode_end(response: Response) -> bytes:
 
 
 def encode_return(request_id: str) -> bytes:
-    """Encode the message that a replica gives back a request that did not end there."""
+    """Encode the message by which a replica gives back a request that did not end there."""
     return to_json(_End(request_id))
 
 
@@ -152,7 +152,7 @@ def encode_update(request: Request, response: Response) -> bytes:
 
 
 def decode_update(content: bytes) -> Update:
-    """Decode what `encode_update` returned."""
+    """Decode a message of `encode_update`; raise a ValueError for any other message."""
     if len(content) < _PREFIX or not content[0] & _UPDATE:
         raise ValueError(f"an update does not begin with {content[:1]!r}")
     kind, end = content[0], _PREFIX + content[1]
@@ -170,7 +170,7 @@ def encode_submission(request: Request, end: Response) -> bytes:
 
 
 def decode_submission(content: bytes) -> bytes | None:
-    """Return the update in what `encode_submission` returned; None for anything else."""
+    """Return the update in a message of `encode_submission`; None for any other message."""
     return content[len(_SUBMITTED) :] if content.startswith(_SUBMITTED) else None
 
 
@@ -180,7 +180,7 @@ def encode_question(request_id: str, answers: str) -> bytes:
 
 
 def decode_question(content: bytes) -> tuple[str, str] | None:
-    """Return the id and the channel in what `encode_question` returned; None for anything else."""
+    """Return the id and the channel in a message of `encode_question`; None for any other message."""
     if not content.startswith(_QUESTION):
         return None
     record = json.loads(content[len(_QUESTION) :])

@@ -52,7 +52,7 @@ class MemoryBroker:
     """The embedded form of `Broker`."""
 
     def __init__(self, max_bytes: int | None = None, spool: Spool | None = None) -> None:
-        """Create a broker for unfinished requests of at most `max_bytes`; one alone may be larger.
+        """Create a broker for unfinished requests of at most `max_bytes`; a single one may be larger.
 
         With a `spool`, polled requests outlive this process.
         """
@@ -71,15 +71,15 @@ class MemoryBroker:
     @property
     def unfinished(self) -> list[Request]:
         """Return the requests that have not ended, the oldest first."""
-        return [each.request for each in self._unfinished.values()]
+        return [entry.request for entry in self._unfinished.values()]
 
     async def start(self) -> None:
         """See `Broker.start`. Requests of the spool can be claimed from now on."""
-        for each in await self._spool.unfinished() if self._spool is not None else ():
-            self._bytes += each.size
-            self._count(each.request, 1)
-            self._unfinished[each.request.id] = each
-            self._queue.put_nowait(each.request)
+        for entry in await self._spool.unfinished() if self._spool is not None else ():
+            self._bytes += entry.size
+            self._count(entry.request, 1)
+            self._unfinished[entry.request.id] = entry
+            self._queue.put_nowait(entry.request)
 
     async def stop(self) -> None:
         if self._spool is not None:
@@ -174,7 +174,11 @@ class MemoryBroker:
         return request.id not in self._unfinished
 
     async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
-        return {each for each in subscription_ids if each not in self._subscriptions}
+        return {
+            subscription_id
+            for subscription_id in subscription_ids
+            if subscription_id not in self._subscriptions
+        }
 
     async def takes(self, subscription_id: str, user: str) -> bool:
         subscription = self._subscriptions.get(subscription_id)
@@ -187,8 +191,8 @@ class MemoryBroker:
             await subscription.closed.wait()
 
     async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
-        found = self._unfinished.get(request_id)
-        if found is not None and found.request.subscription_id == subscription_id:
+        entry = self._unfinished.get(request_id)
+        if entry is not None and entry.request.subscription_id == subscription_id:
             with contextlib.suppress(asyncio.QueueFull):
                 self._uploads[request_id].put_nowait(content)
 
@@ -196,11 +200,11 @@ class MemoryBroker:
         return await self._uploads[request.id].get()
 
     def _count(self, request: Request, change: int) -> None:
-        for each in (request.key, request.model):
-            self._numbers[each] += change
-            if not self._numbers[each]:
-                del self._numbers[each]
+        for counted in (request.key, request.model):
+            self._numbers[counted] += change
+            if not self._numbers[counted]:
+                del self._numbers[counted]
 
     def _spool_of(self, request: Request) -> Spool | None:
-        """Return the spool if the request is polled; a live request is not stored, as its client leaves."""
+        """Return the spool for a polled request; a live request ends with its client's connection."""
         return self._spool if request.subscription_id is None else None

@@ -11,9 +11,9 @@ T = TypeVar("T", bound=Sized)
 
 
 class OutboundBuffer(asyncio.Queue[T]):
-    """A queue that counts its bytes, and is given up beyond a limit.
+    """A queue with a limit of bytes; a put while the limit is exceeded closes the queue.
 
-    The item that exceeds the limit is still taken, so that a job's last update has room behind its output.
+    The item that exceeds the limit is still accepted, so that a job's last update fits behind its output.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class OutboundBuffer(asyncio.Queue[T]):
         self._was_read = asyncio.Event()
 
     def bound(self, limit: int, give_up: Callable[[], None]) -> None:
-        """On a put while more than `limit` bytes wait, drop all items and call `give_up`."""
+        """Set the limit: a put while more than `limit` bytes wait drops all items and calls `give_up`."""
         self._limit, self._give_up = limit, give_up
 
     def close(self) -> None:
@@ -36,7 +36,7 @@ class OutboundBuffer(asyncio.Queue[T]):
         self._bytes = 0
 
     async def until_takes(self, size: int) -> None:
-        """Return once `size` more bytes are within the limit, or the queue is empty or given up."""
+        """Return once `size` more bytes are within the limit, or the queue is empty or closed."""
         while self._bytes and self._bytes + size > self._limit and not self._is_over.is_set():
             self._was_read.clear()
             await self._was_read.wait()

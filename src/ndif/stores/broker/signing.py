@@ -24,10 +24,10 @@ Processes of different versions do not work together. Changes of stored data do 
 """
 
 UNSIGNED = (
-    "it carries no signature of this server's NDIF_CLUSTER_SECRET: a process with another secret, or of "
-    "another server, wrote it to Redis, or somebody who writes there"
+    "it carries no signature of this server's NDIF_CLUSTER_SECRET: a process with another secret, another "
+    "server or an attacker wrote it to Redis"
 )
-"""Clause of the log about a refused message."""
+"""Clause for the log about a refused message."""
 
 
 class SignatureError(ValueError):
@@ -57,7 +57,9 @@ class Signer:
             raise ValueError("an empty secret would let everyone sign")
         self.secrets = tuple(secrets)
         # Copying a keyed HMAC takes a fifth of the time of creating one.
-        self._macs = tuple(hmac.new(derive(one, "broker"), digestmod=_ALGORITHM) for one in secrets)
+        self._macs = tuple(
+            hmac.new(derive(secret, "broker"), digestmod=_ALGORITHM) for secret in secrets
+        )
 
     def sign(self, place: str, content: bytes) -> bytes:
         """Return the content with its signature; unsigned bytes may be appended."""
@@ -65,13 +67,13 @@ class Signer:
         return _HEAD.pack(mac, len(content)) + content
 
     def split(self, place: str, message: bytes) -> Signed:
-        """Return the content of a signed message and what was appended, or raise a `SignatureError`."""
+        """Return a signed message's content and the bytes appended to it, or raise a `SignatureError`."""
         if len(message) < _HEAD.size:
             raise SignatureError(UNSIGNED)
         mac, length = _HEAD.unpack_from(message)
         end = _HEAD.size + length
         content = message[_HEAD.size : end]
-        if not any(hmac.compare_digest(mac, _mac(one, place, content)) for one in self._macs):
+        if not any(hmac.compare_digest(mac, _mac(keyed, place, content)) for keyed in self._macs):
             raise SignatureError(UNSIGNED)
         return Signed(content, message[end:])
 
@@ -103,8 +105,8 @@ def digest(payload: bytes | bytearray) -> str:
 
 
 def _mac(keyed: hmac.HMAC, place: str, content: bytes) -> bytes:
-    named, mac = place.encode(errors="surrogatepass"), keyed.copy()
+    place_bytes, mac = place.encode(errors="surrogatepass"), keyed.copy()
     # The length separates the end of the place from the beginning of the content.
-    mac.update(_PLACE.pack(len(named)) + named)
+    mac.update(_PLACE.pack(len(place_bytes)) + place_bytes)
     mac.update(content)
     return mac.digest()

@@ -1,7 +1,7 @@
 """Polled requests on the server's disk, from their acceptance until their end is stored.
 
-The client of such a request returns for its end later, so a server that was killed must run the request
-after a restart. One SQLite file holds the requests and small payloads; a larger payload has its own file.
+The client of a polled request fetches the end later, so a server that was killed must run the request after
+a restart. One SQLite file holds the requests and small payloads; a larger payload has its own file.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ class Spool:
 
     async def unfinished(self) -> list[SpooledRequest]:
         """Return the unfinished requests of earlier processes, the oldest first."""
-        found, damaged = await asyncio.to_thread(self._decoded, await self._file.read(_ALL))
+        entries, damaged = await asyncio.to_thread(self._decoded, await self._file.read(_ALL))
         for request_id in damaged:
             self.remove(request_id)
         unfinished = []
-        for each in found:
-            if await self._objects.get(end_key(each.request.id)):
-                self.remove(each.request.id)  # its process ended before it could remove it
+        for entry in entries:
+            if await self._objects.get(end_key(entry.request.id)):
+                self.remove(entry.request.id)  # its process ended before the removal
             else:
-                unfinished.append(each)
-        await asyncio.to_thread(self._delete_strays, {each.request.id for each in unfinished})
+                unfinished.append(entry)
+        await asyncio.to_thread(self._delete_strays, {entry.request.id for entry in unfinished})
         return unfinished
 
     async def add(self, request: Request) -> None:
@@ -118,7 +118,7 @@ class Spool:
         """Return the payload of a request that has not been removed."""
         rows = await self._file.read(_PAYLOAD, (request_id,))
         if not rows:
-            raise SpoolError("what was sent with this request is there no longer; send it again")
+            raise SpoolError("the payload of this request is no longer stored; send it again")
         if rows[0][0] is not None:
             return bytes(rows[0][0])
         try:
@@ -149,28 +149,28 @@ class Spool:
         try:
             await self._file.write((_ATTEMPTS, (attempts, request_id)))
         except SpoolError as error:
-            logger.warning("request %s: that it runs is not noted: %s", request_id, error)
+            logger.warning("request %s: its attempts are not stored: %s", request_id, error)
 
     async def _remove_all(self) -> None:
         while self._ended:
             ids, self._ended = self._ended, []
             try:
                 await self._objects.settle(*map(end_key, ids), *map(result_key, ids))
-                await self._file.write(*((_REMOVE, (each,)) for each in ids))
+                await self._file.write(*((_REMOVE, (request_id,)) for request_id in ids))
             except (SpoolError, ObjectStoreError) as error:
                 # If this process dies first, the next one finds their ends and removes them.
-                logger.warning("%d requests cannot be forgotten yet: %s", len(ids), error)
+                logger.warning("%d requests cannot be removed yet: %s", len(ids), error)
                 self._ended += ids
                 await asyncio.sleep(_RETRY_S)
                 continue
-            for each in ids:
-                self._path(each).unlink(missing_ok=True)
+            for request_id in ids:
+                self._path(request_id).unlink(missing_ok=True)
 
     # In threads
 
     def _decoded(self, rows: Iterable[Any]) -> tuple[list[SpooledRequest], list[str]]:
         """Return the stored requests, and the ids of unreadable ones."""
-        found, damaged = [], []
+        entries, damaged = [], []
         for request_id, content, size, attempts in rows:
             try:
                 request = decode_request(content, attempts=attempts, **self._present)
@@ -178,8 +178,8 @@ class Spool:
                 logger.exception("request %s of the spool cannot be read", request_id)
                 damaged.append(request_id)
             else:
-                found.append(SpooledRequest(request, size))
-        return found, damaged
+                entries.append(SpooledRequest(request, size))
+        return entries, damaged
 
     def _write_payload(self, request: Request) -> None:
         path = self._path(request.id)
@@ -194,10 +194,10 @@ class Spool:
             path.unlink(missing_ok=True)
             raise SpoolError(disk_problem(error)) from error
 
-    def _delete_strays(self, known: set[str]) -> None:
+    def _delete_strays(self, request_ids: set[str]) -> None:
         """Delete the payloads of requests that were never accepted, or are removed."""
         for path in self.folder.iterdir():
-            if not path.name.startswith(_FILE) and path.name not in known:
+            if not path.name.startswith(_FILE) and path.name not in request_ids:
                 path.unlink(missing_ok=True)
 
     def _path(self, request_id: str) -> Path:

@@ -1,4 +1,4 @@
-"""The interface of the durable queue of callbacks."""
+"""The interface of the durable queue of callbacks, which are webhooks and mails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallbackQueue(Protocol):
         """Release everything that belongs to this process alone."""
 
     async def add(self, callback: Callback) -> None:
-        """Store a callback, which replaces one with its id; raise a `CallbackQueueError` without room."""
+        """Store a callback, replacing one with its id; raise a `CallbackQueueError` at a limit."""
 
     async def update(self, callback: Callback) -> None:
         """Store the changed state of a callback, which may be given up now."""
@@ -44,7 +44,7 @@ class CallbackQueue(Protocol):
         """Delete a delivered callback."""
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
-        """Return callbacks due at `now`, the longest overdue first, and none to a host of `busy`."""
+        """Return callbacks due at `now`, the longest overdue first, without callbacks to `busy` hosts."""
 
     async def wait(self, seconds: float) -> None:
         """Return after `seconds`, or earlier if a callback may have been added."""
@@ -69,6 +69,6 @@ async def require_room(queue: CallbackQueue, user: str, limits: CallbackLimits) 
     """Raise a `CallbackQueueError` if a limit of waiting callbacks, of all users or of one, is reached."""
     waiting, _ = await queue.counts()
     if waiting >= limits.waiting:
-        raise CallbackQueueError(f"{waiting} call-backs wait already")
+        raise CallbackQueueError(f"{waiting} webhooks and mails wait already")
     if (own := await queue.waiting_of(user)) >= limits.of_user:
-        raise CallbackQueueError(f"{own} call-backs of its user wait already")
+        raise CallbackQueueError(f"{own} webhooks and mails of its user wait already")

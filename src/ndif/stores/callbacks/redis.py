@@ -19,7 +19,7 @@ _CONTENTS = "callbacks:contents"
 """Hash of the signed callbacks by their ids."""
 _WAITING, _DEAD = "callbacks:waiting", "callbacks:dead"
 """Sorted sets of "ID HOST USER" by the time at which a callback is due, or was given up."""
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _PAGE = 500
 
 
@@ -52,11 +52,11 @@ class RedisCallbacks:
         callback_id, member = callback.id, _member(callback)
         signed = self._signer.sign(_place(callback_id), callback.encode())
         into, out_of = (_DEAD, _WAITING) if callback.dead else (_WAITING, _DEAD)
-        await self._together(
+        await self._execute_atomically(
             ("HSET", _CONTENTS, callback_id, signed),
             ("ZREM", out_of, member),
             ("ZADD", into, callback.due, member),
-            ("SREM" if callback.dead else "SADD", _of(callback.user), callback_id),
+            ("SREM" if callback.dead else "SADD", _user_key(callback.user), callback_id),
         )
         if callback.dead:
             oldest = await self._client.zrange(_DEAD, 0, -self._limits.dead - 1)
@@ -64,27 +64,27 @@ class RedisCallbacks:
 
     async def remove(self, callback_id: str) -> None:
         content = await self._client.hget(_CONTENTS, callback_id)
-        found = None if content is None else self._decode(callback_id, bytes(content))
-        if found is not None:
-            await self._forget([_member(found).encode()])
+        callback = None if content is None else self._decode(callback_id, bytes(content))
+        if callback is not None:
+            await self._forget([_member(callback).encode()])
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
-        found: list[Callback] = []
+        callbacks: list[Callback] = []
         start = 0
-        while len(found) < limit:
+        while len(callbacks) < limit:
             page: list[bytes] = await self._client.zrangebyscore(
                 _WAITING, "-inf", now, start=start, num=_PAGE
             )
             free = [member for member in page if _host_of(member) not in busy]
-            found += await self._read(free[: limit - len(found)])
+            callbacks += await self._read(free[: limit - len(callbacks)])
             start += len(page)
             if len(page) < _PAGE:
                 break
-        return found
+        return callbacks
 
     async def wait(self, seconds: float) -> None:
         """See `CallbackQueue.wait`. Returns soon, because other processes add callbacks unnoticed."""
-        await asyncio.sleep(min(seconds, _LOOK_S))
+        await asyncio.sleep(min(seconds, _POLL_S))
 
     async def all(self, limit: int) -> list[Callback]:
         dead = await self._client.zrange(_DEAD, 0, limit - 1)
@@ -95,11 +95,11 @@ class RedisCallbacks:
         members: list[bytes] = []
         for name in (_DEAD, _WAITING):
             members += await self._client.zrange(name, 0, -1)
-        begun = request_id.encode()
-        return await self._read([member for member in members if member.startswith(begun)])
+        prefix = request_id.encode()
+        return await self._read([member for member in members if member.startswith(prefix)])
 
     async def waiting_of(self, user: str) -> int:
-        return int(await self._client.scard(_of(user)))
+        return int(await self._client.scard(_user_key(user)))
 
     async def counts(self) -> tuple[int, int]:
         return int(await self._client.zcard(_WAITING)), int(await self._client.zcard(_DEAD))
@@ -112,35 +112,35 @@ class RedisCallbacks:
         if not by_id:
             return []
         contents: Any = await self._client.hmget(_CONTENTS, [*by_id])
-        found, strays = [], []
+        callbacks, strays = [], []
         for (callback_id, member), content in zip(by_id.items(), contents, strict=True):
             callback = None if content is None else self._decode(callback_id, bytes(content))
             if callback is None:
                 strays.append(member)
             else:
-                found.append(callback)
+                callbacks.append(callback)
         await self._forget(strays)
-        return found
+        return callbacks
 
     def _decode(self, callback_id: str, content: bytes) -> Callback | None:
         try:
             return Callback.decode(self._signer.verify(_place(callback_id), content))
         except SignatureError as error:
-            logger.warning("the call-back %s is refused: %s", callback_id, error)
+            logger.warning("the webhook or mail %s is refused: %s", callback_id, error)
         except (ValueError, TypeError) as error:
-            logger.warning("the call-back %s cannot be read: %s", callback_id, error)
+            logger.warning("the webhook or mail %s cannot be read: %s", callback_id, error)
         return None
 
     async def _forget(self, members: Iterable[bytes]) -> None:
-        if gone := [*members]:
-            await self._together(
-                ("ZREM", _WAITING, *gone),
-                ("ZREM", _DEAD, *gone),
-                ("HDEL", _CONTENTS, *map(_id_of, gone)),
-                *(("SREM", _of(_user_of(each)), _id_of(each)) for each in gone),
+        if removed := [*members]:
+            await self._execute_atomically(
+                ("ZREM", _WAITING, *removed),
+                ("ZREM", _DEAD, *removed),
+                ("HDEL", _CONTENTS, *map(_id_of, removed)),
+                *(("SREM", _user_key(_user_of(member)), _id_of(member)) for member in removed),
             )
 
-    async def _together(self, *commands: tuple[Any, ...]) -> None:
+    async def _execute_atomically(self, *commands: tuple[Any, ...]) -> None:
         pipeline = self._client.pipeline()  # a transaction
         for command in commands:
             pipeline.execute_command(*command)
@@ -152,7 +152,7 @@ def _place(callback_id: str) -> str:
     return f"callback {callback_id}"
 
 
-def _of(user: str) -> str:
+def _user_key(user: str) -> str:
     return f"callbacks:of:{user}"
 
 
@@ -173,5 +173,5 @@ def _user_of(member: bytes) -> str:
 
 
 def _parts(member: bytes) -> list[str]:
-    """Return id, host and user; empty strings for parts that a foreign member lacks."""
+    """Return id, host and user, with empty strings for parts that a foreign member lacks."""
     return [*member.decode(errors="replace").split(" ", 2), "", ""][:3]

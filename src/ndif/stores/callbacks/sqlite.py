@@ -58,9 +58,9 @@ class SqliteCallbacks:
     ) -> None:
         """Open the queue in `folder`, or raise a `CallbackQueueError`."""
         self._limits = limits
-        self._came = asyncio.Event()
+        self._added = asyncio.Event()
         self._file = SqliteFile(
-            folder / _FILE, _SCHEMA, "callback", "call-backs", CallbackQueueError
+            folder / _FILE, _SCHEMA, "callback", "webhooks and mails", CallbackQueueError
         )
 
     async def stop(self) -> None:
@@ -74,7 +74,7 @@ class SqliteCallbacks:
         values = (callback.user, callback.due, callback.dead, callback.encode())
         trim = [(_TRIM, (self._limits.dead,))] if callback.dead else []
         await self._file.write((_PUT, (callback.id, callback.host, *values)), *trim)
-        self._came.set()
+        self._added.set()
 
     async def remove(self, callback_id: str) -> None:
         await self._file.write((_REMOVE, (callback_id,)))
@@ -85,8 +85,8 @@ class SqliteCallbacks:
 
     async def wait(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
-            await within(self._came.wait(), seconds)
-        self._came.clear()
+            await within(self._added.wait(), seconds)
+        self._added.clear()
 
     async def all(self, limit: int) -> list[Callback]:
         return await self._read(_ALL, (limit,))
@@ -106,11 +106,11 @@ class SqliteCallbacks:
         await self._file.write((_FORGET, (before,)))
 
     async def _read(self, statement: str, values: Sequence[Any]) -> list[Callback]:
-        found = []
+        callbacks = []
         for callback_id, content in await self._file.read(statement, values):
             try:
-                found.append(Callback.decode(content))
+                callbacks.append(Callback.decode(content))
             except (ValueError, TypeError) as error:
-                logger.warning("the call-back %s cannot be read: %s", callback_id, error)
+                logger.warning("the webhook or mail %s cannot be read: %s", callback_id, error)
                 await self.remove(callback_id)
-        return found
+        return callbacks

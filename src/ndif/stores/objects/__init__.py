@@ -27,7 +27,7 @@ def open_store(settings: Settings, folder: Path, secret: str | None = None) -> O
         limits = ResultQuotaLimits(free_bytes(folder) // 2 if most is None else most, share)
         return FileStore(folder, settings.result_ttl_s, secret, limits, response_ttl_s)
     try:
-        # Imported only here, as one machine needs no obstore.
+        # Imported only here, because a server on one machine does not need obstore.
         from ndif.stores.objects.s3 import S3Address, S3Store
     except ImportError as error:
         raise ObjectStoreError(

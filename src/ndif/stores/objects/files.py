@@ -149,15 +149,15 @@ class FileStore:
             return await asyncio.to_thread(self._unexpired, folder)
 
     def _unexpired(self, folder: str) -> dict[str, StoredObject]:
-        found = {}
+        objects = {}
         for path in (self.root / folder).glob("*"):
             if is_ours(f"{folder}/{path.name}"):
                 _delete_old(path, lifetime_s(folder, self))
                 with contextlib.suppress(FileNotFoundError):
                     status = path.lstat()
                     age_s = time.time() - status.st_mtime
-                    found[path.name] = StoredObject(status.st_size, age_s)
-        return found
+                    objects[path.name] = StoredObject(status.st_size, age_s)
+        return objects
 
     def problem(self) -> str | None:
         return space_problem(self.root)
@@ -193,8 +193,10 @@ class FileStore:
             return False
         if int(expires) < time.time():
             return False
-        given = signature.encode(errors="replace")
-        return hmac.compare_digest(self._sign(key, int(expires), once=once).encode(), given)
+        signature_bytes = signature.encode(errors="replace")
+        return hmac.compare_digest(
+            self._sign(key, int(expires), once=once).encode(), signature_bytes
+        )
 
     def fetched(self, key: str) -> None:
         """Delete an object soon after its fetch; its URL was signed with `once`.
@@ -247,8 +249,8 @@ def signing_key(root: Path) -> str:
     """
     path = root / _SIGNING_KEY
     with contextlib.suppress(FileNotFoundError):
-        if found := path.read_text():
-            return found
+        if stored_key := path.read_text():
+            return stored_key
     key = secrets.token_hex(_SIGNING_BYTES)
     with open_private(path) as file:
         file.write(key)

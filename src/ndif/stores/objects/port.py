@@ -40,12 +40,16 @@ class Upload(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Objects by key; all expire except those in `hub/`.
+    """Objects by key. All objects expire, except in `hub/`.
 
-    Keys are `results/{id}.pt`, `owners/{id}.{digest}` for the user of a result, `responses/{id}.json` for
-    a polled job's last update, `ends/{id}.json` for its terminal response, `requests/{id}` for a payload
-    that is too large for the queue, and `hub/{digest}.zip` for a model's files. `put`, `get`, `delete` and
-    `Upload.commit` raise `ObjectStoreError` if the store stays unreachable.
+    - `results/{id}.pt`: a result;
+    - `owners/{id}.{digest}`: the user of a result;
+    - `responses/{id}.json`: a polled job's last update;
+    - `ends/{id}.json`: a polled job's terminal response;
+    - `requests/{id}`: a payload that is too large for the queue;
+    - `hub/{digest}.zip`: a model's files.
+
+    `put`, `get`, `delete` and `Upload.commit` raise `ObjectStoreError` if the store stays unreachable.
     """
 
     ttl_s: float
@@ -54,7 +58,7 @@ class ObjectStore(Protocol):
     """Seconds after which responses expire."""
     limits: ResultQuotaLimits
     room: ResultQuota
-    """ResultQuota for results within the limits."""
+    """Quota that admits results within the limits."""
     folder: Path
     """Local folder of the objects, or of payloads on their way to the store."""
 
@@ -77,7 +81,7 @@ class ObjectStore(Protocol):
         """
 
     def create_payload(self) -> PayloadFile:
-        """Return an empty local file, from which `put_payload` avoids a copy where it can."""
+        """Return an empty local file, which `put_payload` stores without a copy where possible."""
 
     async def put_payload(self, key: str, payload: Payload) -> None:
         """Store a payload as `key`. Its file, if it has one, stays where it is."""
@@ -104,7 +108,7 @@ class ObjectStore(Protocol):
         """Return a sentence if the store is known to be nearly full, else None."""
 
     async def settle(self, *keys: str) -> None:
-        """Return once the existing ones of these objects would survive a loss of power."""
+        """Return once these objects, if they exist, would survive a loss of power."""
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """Return a signed URL of `key` that expires with it.

@@ -1,4 +1,4 @@
-"""ResultQuota for stored results: limits on all of them together, and on the results of one user."""
+"""The quota of stored results: limits on all results together, and on the results of one user."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StoredBytes:
     total: int = 0
     by_user: Mapping[str, int] = field(default_factory=dict)
     oldest_s: Mapping[str, float] = field(default_factory=dict)
-    """Age in seconds of each user's oldest result; under "" that of the oldest of all."""
+    """Age in seconds of each user's oldest result; under "", of the oldest result of all users."""
 
     @classmethod
     def of(
@@ -50,11 +50,11 @@ class StoredBytes:
         owner_of = dict(name.split(".", 1) for name in owners)
         by_user: dict[str, int] = {}
         oldest: dict[str, float] = {}
-        for name, each in results.items():
+        for name, result in results.items():
             owner = owner_of.get(name.removesuffix(".pt"), "")
-            by_user[owner] = by_user.get(owner, 0) + each.size
+            by_user[owner] = by_user.get(owner, 0) + result.size
             for key in {owner, ""}:
-                oldest[key] = max(oldest.get(key, 0.0), each.age_s)
+                oldest[key] = max(oldest.get(key, 0.0), result.age_s)
         return cls(sum(by_user.values()), by_user, oldest)
 
     def plus(self, owner: str, size: int) -> StoredBytes:
@@ -77,12 +77,12 @@ def refusal(
     """
     mine, share = usage.by_user.get(owner, 0), int(min(limits.all_bytes * limits.share, 1 << 62))
     if own is not None and mine + size > own:
-        taken, whose, rule = mine, "yours", f"{format_size(own)}, which is your limit"
+        taken, whose, rule = mine, "your stored results", f"{format_size(own)}, which is your limit"
     elif mine + size > share:
-        taken, whose = mine, "yours"
-        rule = f"{format_size(share)}, which one user's may take (NDIF_MAX_STORED_SHARE)"
+        taken, whose = mine, "your stored results"
+        rule = f"{format_size(share)}, which is each user's limit (NDIF_MAX_STORED_SHARE)"
     elif usage.total + size > limits.all_bytes:
-        taken, whose, owner = usage.total, "those of all users", ""
+        taken, whose, owner = usage.total, "the stored results of all users", ""
         rule = f"{format_size(limits.all_bytes)} together (NDIF_MAX_STORED_BYTES)"
     else:
         return None
@@ -93,9 +93,9 @@ def refusal(
         else ""
     )
     return (
-        f"The result takes {format_size(size)} and was not stored: {whose} that are stored take "
-        f"{format_size(taken)}, of at most {rule}.{when} Save fewer values, reduce them inside the "
-        "trace, or wait for results with blocking=True, which are deleted once they are fetched."
+        f"The result takes {format_size(size)} and was not stored: {whose} take {format_size(taken)}, of "
+        f"at most {rule}.{when} Save fewer values, reduce them inside the trace, or wait for results with "
+        "blocking=True, which are deleted once they are fetched."
     )
 
 
@@ -109,7 +109,7 @@ class _Store(Protocol):
 
 
 class ResultQuota:
-    """The room of one store, as this process knows it.
+    """The quota of one store, as this process knows it.
 
     Owns the count of stored results, and the admitted results that are not stored yet. The count comes from
     a listing of the store, so it outlives this process. An empty object beside each result names its owner.
@@ -134,14 +134,14 @@ class ResultQuota:
         async with self._counting:
             if time.monotonic() - self._counted_at > _RECOUNT_S:
                 await self._count()
-            why = self._refusal(owner, size, own)
-            if why is not None:
+            reason = self._refusal(owner, size, own)
+            if reason is not None:
                 # Since the last count, results may have expired, or been fetched and deleted.
                 await self._count()
-                why = self._refusal(owner, size, own)
-            if why is None:
+                reason = self._refusal(owner, size, own)
+            if reason is None:
                 self._admitted[request_id] = owner, size
-            return why
+            return reason
 
     def settle(self, request_id: str, *, stored: bool) -> None:
         """Count an admitted result as stored, or free its room."""
@@ -151,8 +151,8 @@ class ResultQuota:
 
     def _refusal(self, owner: str, size: int, own: int | None) -> str | None:
         usage = self._counted
-        for each in self._admitted.values():
-            usage = usage.plus(*each)
+        for reservation in self._admitted.values():
+            usage = usage.plus(*reservation)
         return refusal(usage, owner, size, self._store.limits, self._store.ttl_s, own)
 
     async def _count(self) -> None:

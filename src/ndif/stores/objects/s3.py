@@ -1,4 +1,4 @@
-"""Objects in an S3 bucket, from where clients fetch them."""
+"""Objects in an S3 bucket; clients fetch results from the bucket itself."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _SECOND = timedelta(seconds=1)
 _REQUEST = 30 * _SECOND
 """Time after which a part that was not accepted is sent again."""
 _LARGE_ANSWER = 600 * _SECOND
-_ALWAYS = 1000
-"""Number of retries that is never reached, because time runs out first."""
+_UNLIMITED = 1000
+"""Number of retries that is never reached, because the time limit ends them first."""
 _HOME_REGION = "us-east-1"
 """The only region that a request for a new bucket must not name."""
 _PART = 16 << 20
@@ -64,17 +64,17 @@ _PATIENCE_S, _HURRIED_S = 60.0, 5.0
 _BUCKET_S = 30.0
 _LONGEST_SIGNATURE_S = 7 * 86_400
 _SWEEPS_PER_LIFETIME = 10
-_SWEEP_AT_LEAST_EVERY_S = 600.0
+_MAX_SWEEP_INTERVAL_S = 600.0
 _REPLACING_S = 0.1
 """Seconds before a missing object is read again: while Swift replaces an object, it is missing briefly."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 """Seconds between two checks for the memory that an upload waits for."""
 _BLOCK = 512
 """Unit of `st_blocks`, in bytes."""
 _CLOCK_S = 1.0
 """Resolution of the times that S3 reports."""
 _CREATED, _EXISTS = 200, 409
-_NOWHERE = "responses/ping.json"
+_MISSING_KEY = "responses/ping.json"
 """Key that no object has, for `ping`."""
 
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
@@ -82,30 +82,30 @@ _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 _STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]*[A-Za-z])")
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
-_BY_KIND = {
+_CAUSES_BY_KIND = {
     "TimedOut": "it does not answer in time",
     "IncompleteMessage": "it closed the connection",
     "ConnectionReset": "it closed the connection",
 }
-_OF_KEYS = frozenset({"SignatureDoesNotMatch", "InvalidAccessKeyId", "AccessDenied"})
+_CREDENTIAL_ERRORS = frozenset({"SignatureDoesNotMatch", "InvalidAccessKeyId", "AccessDenied"})
 _TRUST = "see NDIF_OBJECT_STORE_VERIFY"
 _ADVICE = "; see NDIF_OBJECT_STORE_ACCESS_KEY and NDIF_OBJECT_STORE_SECRET_KEY"
 
 
 def no_bucket(error: Exception) -> bool:
     """Return True if the server answers that the bucket does not exist."""
-    found = _CODE.search(str(error))
-    return found is not None and found[1] == "NoSuchBucket"
+    match = _CODE.search(str(error))
+    return match is not None and match[1] == "NoSuchBucket"
 
 
 def answered(url: str, status: str, body: str) -> str:
-    """Return a sentence about an answer that is a refusal."""
+    """Return a sentence about a server's refusal."""
     code = _CODE.search(body)
     if code is None:
         return f"the object store at {url} answers {status}"
     message = _MESSAGE.search(body)
     words = f": {message[1].rstrip('.')}" if message is not None else ""
-    advice = _ADVICE if code[1] in _OF_KEYS else ""
+    advice = _ADVICE if code[1] in _CREDENTIAL_ERRORS else ""
     return f"the object store at {url} refuses ({code[1]}{words}){advice}"
 
 
@@ -118,7 +118,7 @@ def sentence(url: str, error: Exception) -> str:
     causes = _CAUSE.findall(text)
     if certificate := _CERTIFICATE.search(text):
         causes.append(f"its certificate is not trusted ({certificate[1]}); {_TRUST}")
-    causes += [words for kind, words in _BY_KIND.items() if kind in text]
+    causes += [words for kind, words in _CAUSES_BY_KIND.items() if kind in text]
     cause = causes[-1] if causes else text.partition("\n")[0]
     return f"the object store at {url} cannot be reached: {cause}"
 
@@ -135,7 +135,7 @@ class S3Address:
     bucket: str = "ndif"
     region: str = _HOME_REGION
     verify: bool | Path = True
-    """True: the system's authorities verify the server's certificate; a path: a file's; False: none."""
+    """Check of the server's certificate: by the system's authorities, by a file of them, or none."""
 
     def bucket_at(self, url: str, patience_s: float, *, large_answers: bool = False) -> Bucket:
         """Return a client of the bucket at `url`, which retries an unreachable server for `patience_s`.
@@ -177,7 +177,7 @@ class S3Address:
             # Credentials by name would be mixed with Amazon's variables in the environment.
             credential_provider=lambda: credential,
             retry_config={
-                "max_retries": _ALWAYS,
+                "max_retries": _UNLIMITED,
                 "retry_timeout": patience_s * _SECOND,
                 "backoff": {"init_backoff": _SECOND / 10, "max_backoff": 2 * _SECOND, "base": 2},
             },
@@ -260,7 +260,7 @@ class S3Store:
     ) -> None:
         """Create a store whose bucket is created with the first object.
 
-        Received payloads lie in `folder`, by default that of temporary files, until they are stored.
+        Received payloads lie in `folder`, by default the folder of temporary files, until they are stored.
         A write that must not be lost is retried for `patience_s`, everything else for `hurried_s`. `memory`
         returns the bytes of memory that are left for uploads.
         """
@@ -293,7 +293,7 @@ class S3Store:
     async def ping(self) -> None:
         """See `ObjectStore.ping`. The store reports that an object is missing."""
         with self._errors(), contextlib.suppress(FileNotFoundError):
-            await obstore.head_async(self._hurried, _NOWHERE)
+            await obstore.head_async(self._hurried, _MISSING_KEY)
 
     def create(self) -> S3Upload:
         return S3Upload(self)
@@ -301,14 +301,14 @@ class S3Store:
     async def create_for(self, size: int) -> S3Upload:
         """See `ObjectStore.create_for`. Memory becomes free once other uploads are stored."""
         deadline = time.monotonic() + self._patience_s
-        while size > (room := self._memory() - sum(each.unwritten for each in self._uploads)):
+        while size > (room := self._memory() - sum(pending.unwritten for pending in self._uploads)):
             if time.monotonic() > deadline:
                 left = format_size(max(0, room))
                 raise MemoryFullError(
                     f"it takes {format_size(size)}, and this server has {left} of memory for results on "
                     "their way to its object store. Save fewer values, or reduce them inside the trace"
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         upload = S3Upload(self, size)
         self._uploads.add(upload)
         return upload
@@ -349,12 +349,12 @@ class S3Store:
     async def get(self, key: str) -> bytes | None:
         if not is_key(key):
             return None
-        # An end is never replaced, so that a poll of a running job need not look for it twice.
-        for looks_again in (not key.startswith("ends/"), False):
+        # An end is never replaced, so a poll of a running job need not read it twice.
+        for may_retry in (not key.startswith("ends/"), False):
             with self._errors(), contextlib.suppress(FileNotFoundError):
-                found = await obstore.get_async(self._hurried, key)
-                return (await found.bytes_async()).to_bytes()
-            if looks_again:
+                response = await obstore.get_async(self._hurried, key)
+                return (await response.bytes_async()).to_bytes()
+            if may_retry:
                 await asyncio.sleep(_REPLACING_S)
         return None
 
@@ -368,7 +368,7 @@ class S3Store:
         return None
 
     async def settle(self, *keys: str) -> None:
-        """See `ObjectStore.settle`. An S3 server keeps what it has accepted."""
+        """See `ObjectStore.settle`. An S3 server keeps every object that it has accepted."""
 
     def url(self, key: str, base_url: str, *, once: bool = False) -> str:
         """See `ObjectStore.url`. Clients fetch from the bucket itself, so `base_url` is not used."""
@@ -393,14 +393,14 @@ class S3Store:
         return deleted
 
     async def unexpired(self, folder: str) -> Mapping[str, StoredObject]:
-        found: dict[str, StoredObject] = {}
+        kept: dict[str, StoredObject] = {}
         with self._errors():
             try:
-                await self._sweep(folder, found)
+                await self._sweep(folder, kept)
             except BaseError as error:
                 if not no_bucket(error):
                     raise
-        return found
+        return kept
 
     async def _sweep(
         self, folder: str, kept: dict[str, StoredObject] | None = None, *, dry: bool = False
@@ -410,10 +410,10 @@ class S3Store:
         Return the number of expired objects.
         """
         expired, age = 0, timedelta(seconds=lifetime_s(folder, self) + _CLOCK_S)
-        async for found in obstore.list(self._hurried, folder, chunk_size=1000):
+        async for listed in obstore.list(self._hurried, folder, chunk_size=1000):
             now = datetime.now(timezone.utc)
-            ours = [each for each in found if is_ours(each["path"])]
-            past = [each["path"] for each in ours if each["last_modified"] < now - age]
+            ours = [item for item in listed if is_ours(item["path"])]
+            past = [item["path"] for item in ours if item["last_modified"] < now - age]
             expired += len(past)
             if not dry:
                 with contextlib.suppress(FileNotFoundError):
@@ -421,11 +421,11 @@ class S3Store:
             if kept is not None:
                 kept.update(
                     (
-                        each["path"].rpartition("/")[2],
-                        StoredObject(each["size"], (now - each["last_modified"]).total_seconds()),
+                        item["path"].rpartition("/")[2],
+                        StoredObject(item["size"], (now - item["last_modified"]).total_seconds()),
                     )
-                    for each in ours
-                    if each["last_modified"] >= now - age
+                    for item in ours
+                    if item["last_modified"] >= now - age
                 )
         return expired
 
@@ -437,11 +437,11 @@ class S3Store:
         tls: ssl.SSLContext | bool | Path = address.verify
         if isinstance(tls, Path):
             tls = ssl.create_default_context(cafile=tls)
-        named = (
+        region_xml = (
             '<CreateBucketConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"<LocationConstraint>{address.region}</LocationConstraint></CreateBucketConfiguration>"
         )
-        content = "" if address.region == _HOME_REGION else named
+        content = "" if address.region == _HOME_REGION else region_xml
         url = obstore.sign(self._patient, "PUT", "", timedelta(seconds=_BUCKET_S))
         try:
             async with httpx.AsyncClient(verify=tls, timeout=_BUCKET_S) as http:
@@ -461,7 +461,7 @@ class S3Store:
                 await self.sweep()
             except ObjectStoreError as error:
                 logger.warning("expired objects are not deleted now: %s", error)
-            await asyncio.sleep(min(_SWEEP_AT_LEAST_EVERY_S, self.ttl_s / _SWEEPS_PER_LIFETIME))
+            await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self.ttl_s / _SWEEPS_PER_LIFETIME))
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

@@ -54,10 +54,10 @@ def _middle(number: int) -> float:
 
 def intervals_of(records: Iterable[JobRecord], since: float, step_s: float) -> list[Interval]:
     """Return the intervals since a moment in which jobs ended, in order of time."""
-    found: dict[float, list[JobRecord]] = defaultdict(list)
+    by_start: dict[float, list[JobRecord]] = defaultdict(list)
     for record in records:
         if record.ended >= since:
-            found[record.ended // step_s * step_s].append(record)
+            by_start[record.ended // step_s * step_s].append(record)
     return [
         Interval(
             start,
@@ -70,5 +70,5 @@ def intervals_of(records: Iterable[JobRecord], since: float, step_s: float) -> l
                 if job.dispatched is not None
             ),
         )
-        for start, jobs in sorted(found.items())
+        for start, jobs in sorted(by_start.items())
     ]

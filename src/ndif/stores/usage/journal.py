@@ -30,7 +30,7 @@ _INTERVAL_S = 1.0
 """Seconds between two batches."""
 _LONGEST_PAUSE_S = 30.0
 _SWEEP_S = 3600.0
-_MOST = 500
+_MAX_BATCH = 500
 """Maximum records of a batch."""
 _SUFFIX = ".jsonl"
 
@@ -97,7 +97,7 @@ class JournaledUsage:
         return await (await self._tables()).recent(user, limit)
 
     async def find(self, job_id: str) -> JobRecord | None:
-        waiting = next((each for each in self._waiting if each.id == job_id), None)
+        waiting = next((record for record in self._waiting if record.id == job_id), None)
         return waiting or await (await self._tables()).find(job_id)
 
     async def totals(
@@ -116,8 +116,8 @@ class JournaledUsage:
     async def _tables(self) -> UsageTables:
         if self._opened is None:
             # A thread imports SQLAlchemy, which takes longer than a client should wait.
-            from_module = await asyncio.to_thread(_import_tables)
-            self._opened = self._opened or from_module(self._urls)
+            tables_type = await asyncio.to_thread(_import_tables)
+            self._opened = self._opened or tables_type(self._urls)
         return self._opened
 
     async def _sweep_forever(self) -> None:
@@ -148,25 +148,25 @@ class JournaledUsage:
         tables = await self._tables()
         waiting = [*self._waiting]  # records noted meanwhile are left for the next call
         if not self._older:
-            self._turn_over()
+            self._rotate()
         older = [*self._older]
-        for start in range(0, len(waiting), _MOST):
-            batch = waiting[start : start + _MOST]
+        for start in range(0, len(waiting), _MAX_BATCH):
+            batch = waiting[start : start + _MAX_BATCH]
             await tables.add(batch)
             stored = {record.id for record in batch}
             # Another call may have stored some of these meanwhile.
-            self._waiting = [each for each in self._waiting if each.id not in stored]
+            self._waiting = [record for record in self._waiting if record.id not in stored]
         for file in older:
             file.close(keep=False)
         self._older = [file for file in self._older if file not in older]
         if not self._waiting:
             self._noted.clear()
 
-    def _turn_over(self) -> None:
+    def _rotate(self) -> None:
         """Begin a new file; if the disk refuses one, continue the old file."""
         if self._journal is not None:
             with contextlib.suppress(OSError):
-                self._journal, last = _File.begun(self._folder), self._journal
+                self._journal, last = _File.create(self._folder), self._journal
                 self._older.append(last)
 
     def _open_journal(self) -> None:
@@ -175,10 +175,10 @@ class JournaledUsage:
         left = []
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             with contextlib.suppress(OSError):
-                file = _File.locked(path)
+                file = _File.lock(path)
                 left += _parse(path.read_bytes())
                 self._older.append(file)
-        self._journal = _File.begun(self._folder)
+        self._journal = _File.create(self._folder)
         self._waiting = [*left, *self._waiting]
 
 
@@ -196,12 +196,12 @@ class _File:
             raise
 
     @classmethod
-    def begun(cls, folder: Path) -> _File:
+    def create(cls, folder: Path) -> _File:
         descriptor, path = mkstemp(_SUFFIX, dir=folder)
         return cls(Path(path), descriptor)
 
     @classmethod
-    def locked(cls, path: Path) -> _File:
+    def lock(cls, path: Path) -> _File:
         """Return the file of a process that has ended; raise an OSError if it has not."""
         return cls(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
@@ -225,8 +225,8 @@ def _import_tables() -> type[UsageTables]:
 
 def _parse(content: bytes) -> list[JobRecord]:
     """Return the records of a file, without lines that were cut off."""
-    found = []
+    records = []
     for line in content.splitlines():
         with contextlib.suppress(ValueError, TypeError):
-            found.append(JobRecord.of(json.loads(line)))
-    return found
+            records.append(JobRecord.of(json.loads(line)))
+    return records

@@ -10,15 +10,15 @@ from ndif.schema.job_record import JobRecord
 from ndif.stores.usage.history import Interval, intervals_of
 from ndif.stores.usage.port import Group, UsageTotal, added, day_of, in_order, total_of
 
-_MOST_RECORDS, _MOST_SUMS = 1000, 10_000
+_MAX_RECORDS, _MAX_SUMS = 1000, 10_000
 
 
 class MemoryUsage:
     """The form of `UsageStore` that ends with its process."""
 
     def __init__(self) -> None:
-        self._records: FIFOCache[str, JobRecord] = FIFOCache(_MOST_RECORDS)
-        self._sums: FIFOCache[tuple[str, str, date], UsageTotal] = FIFOCache(_MOST_SUMS)
+        self._records: FIFOCache[str, JobRecord] = FIFOCache(_MAX_RECORDS)
+        self._sums: FIFOCache[tuple[str, str, date], UsageTotal] = FIFOCache(_MAX_SUMS)
 
     async def start(self) -> None:
         """See `UsageStore.start`."""
@@ -36,8 +36,8 @@ class MemoryUsage:
 
     async def recent(self, user: str | None, limit: int) -> list[JobRecord]:
         newest_first = reversed([*self._records.values()])
-        found = (each for each in newest_first if user in (None, each.user))
-        return [record for record, _ in zip(found, range(limit), strict=False)]
+        matching = (record for record in newest_first if user in (None, record.user))
+        return [record for record, _ in zip(matching, range(limit), strict=False)]
 
     async def find(self, job_id: str) -> JobRecord | None:
         return self._records.get(job_id)
@@ -45,12 +45,12 @@ class MemoryUsage:
     async def totals(
         self, by: Group, since: date | None = None, user: str | None = None
     ) -> list[UsageTotal]:
-        found: dict[str, list[UsageTotal]] = {}
-        for (of, model, day), total in self._sums.items():
-            if (since is None or day >= since) and user in (None, of):
-                name = {"user": of, "model": model, "day": day.isoformat()}[by]
-                found.setdefault(name, []).append(total)
-        return in_order(by, [added(parts, name) for name, parts in found.items()])
+        groups: dict[str, list[UsageTotal]] = {}
+        for (owner, model, day), total in self._sums.items():
+            if (since is None or day >= since) and user in (None, owner):
+                name = {"user": owner, "model": model, "day": day.isoformat()}[by]
+                groups.setdefault(name, []).append(total)
+        return in_order(by, [added(parts, name) for name, parts in groups.items()])
 
     async def history(self, since: float, step_s: float) -> list[Interval]:
         return intervals_of(self._records.values(), since, step_s)

@@ -80,8 +80,8 @@ def day_of(moment: float) -> date:
 def in_order(by: Group, totals: list[UsageTotal]) -> list[UsageTotal]:
     """Return sums in display order: days by date, others by their execution time."""
     if by == "day":
-        return sorted(totals, key=lambda each: each.name)
-    return sorted(totals, key=lambda each: (-each.execution_s, -each.jobs, each.name))
+        return sorted(totals, key=lambda total: total.name)
+    return sorted(totals, key=lambda total: (-total.execution_s, -total.jobs, total.name))
 
 
 def total_of(record: JobRecord) -> UsageTotal:

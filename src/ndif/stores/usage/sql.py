@@ -55,18 +55,18 @@ class UsageTables:
 
     async def add(self, batch: Sequence[JobRecord]) -> None:
         """Add the jobs that are not stored yet, and add their cost to the sums."""
-        # One command with several rows may not change one of them twice.
+        # One statement with several rows must not change the same row twice.
         records = {record.id: record for record in batch}
         rows = [record.as_fields() for record in records.values()]
         async with self._writing() as connection:
-            added_ = _insert(connection, JOBS).on_conflict_do_nothing(index_elements=["id"])
-            new = (await connection.execute(added_.returning(JOBS.c.id), rows)).scalars().all()
+            insertion = _insert(connection, JOBS).on_conflict_do_nothing(index_elements=["id"])
+            new = (await connection.execute(insertion.returning(JOBS.c.id), rows)).scalars().all()
             if new:
-                more = _insert(connection, USAGE)
-                changed = {name: USAGE.c[name] + more.excluded[name] for name in _SUMMED}
+                upsert = _insert(connection, USAGE)
+                changed = {name: USAGE.c[name] + upsert.excluded[name] for name in _SUMMED}
                 place = ["user", "model", "day"]
                 await connection.execute(
-                    more.on_conflict_do_update(index_elements=place, set_=changed),
+                    upsert.on_conflict_do_update(index_elements=place, set_=changed),
                     _sums(records[id_] for id_ in new),
                 )
 
@@ -86,24 +86,24 @@ class UsageTables:
 
     async def totals(self, by: Group, since: date | None, user: str | None) -> list[UsageTotal]:
         name = USAGE.c[by]
-        chosen = select(name, *(func.sum(USAGE.c[each]) for each in _SUMMED)).group_by(name)
+        chosen = select(name, *(func.sum(USAGE.c[column]) for column in _SUMMED)).group_by(name)
         if since is not None:
             chosen = chosen.where(USAGE.c.day >= since.isoformat())
         if user is not None:
             chosen = chosen.where(USAGE.c.user == user)
         async with self._reading() as connection:
             rows = (await connection.execute(chosen)).all()
-        found = [
+        totals = [
             UsageTotal(
-                name=of,
+                name=group,
                 jobs=int(jobs),
                 errors=int(errors),
                 execution_s=float(seconds),
                 result_bytes=int(size),
             )
-            for of, jobs, errors, seconds, size in rows
+            for group, jobs, errors, seconds, size in rows
         ]
-        return in_order(by, found)
+        return in_order(by, totals)
 
     async def history(self, since: float, step_s: float) -> list[Interval]:
         async with self._reading() as connection:
@@ -125,8 +125,8 @@ class UsageTables:
             async with self._reading() as connection:
                 return int((await connection.execute(count)).scalar_one())
         async with self._writing() as connection:
-            done = await connection.execute(delete(JOBS).where(JOBS.c.ended < before))
-        return int(done.rowcount)
+            result = await connection.execute(delete(JOBS).where(JOBS.c.ended < before))
+        return int(result.rowcount)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -165,14 +165,14 @@ def _record(row: Row[Any]) -> JobRecord:
 
 def _whole(connection: AsyncConnection, number: ColumnElement[Any]) -> ColumnElement[Any]:
     """Return the whole part of a number that is not negative."""
-    # SQLite mostly has no `floor` and cuts in a cast; PostgreSQL rounds there.
+    # SQLite mostly lacks `floor`, and its cast truncates; PostgreSQL's cast rounds.
     is_sqlite = connection.dialect.name == "sqlite"
     return cast(number if is_sqlite else func.floor(number), Integer)
 
 
 def _class_of(seconds: ColumnElement[Any]) -> ColumnElement[Any]:
     """Return the class of a duration, as `history.class_of` does; NULL for NULL."""
-    # Literals: PostgreSQL takes no two parameters for the same expression.
+    # Literals, because PostgreSQL does not recognise expressions with different parameters as the same.
     classes: list[tuple[Any, Any]] = [
         (seconds < literal_column(repr(bound)), literal_column(str(number)))
         for number, bound in enumerate(BOUNDS_S)
@@ -199,20 +199,20 @@ def _intervals(rows: Iterable[Any], step_s: float) -> list[Interval]:
 
 
 def _insert(connection: AsyncConnection, table: Table) -> Any:
-    """Return the INSERT of a dialect, which supports ON CONFLICT."""
+    """Return an INSERT of the connection's dialect, which supports ON CONFLICT."""
     dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
     return dialect.insert(table)
 
 
 def _sums(records: Iterable[JobRecord]) -> list[dict[str, Any]]:
     """Return the sums over jobs, by user, model and day, as rows of `USAGE`."""
-    found: dict[tuple[str, str, str], list[JobRecord]] = {}
+    groups: dict[tuple[str, str, str], list[JobRecord]] = {}
     for record in records:
         place = record.user, record.model, day_of(record.ended).isoformat()
-        found.setdefault(place, []).append(record)
+        groups.setdefault(place, []).append(record)
     rows = []
-    for (user, model, day), those in found.items():
-        cost = asdict(added([total_of(record) for record in those], day))
+    for (user, model, day), jobs in groups.items():
+        cost = asdict(added([total_of(record) for record in jobs], day))
         rows.append({"user": user, "model": model, "day": cost.pop("name"), **cost})
     return rows
 

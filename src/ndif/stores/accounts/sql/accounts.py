@@ -30,7 +30,7 @@ from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
 
-_MOST = 16_384
+_MAX_CACHED = 16_384
 """Maximum keys, and maximum unknown keys, that are cached."""
 _UNAVAILABLE_S = 1.0
 """Seconds after a failure in which the database is not asked again."""
@@ -50,9 +50,9 @@ class _Key:
 class SqlAccounts(KeyedAccounts):
     """Keys in a `Database`; known and unknown keys are cached for a few seconds.
 
-    A database of another NDIF server is read as a whole, once in that time (`foreign.py`). The last uses of
-    keys are stored in batches. While the database is unavailable, cached keys stay valid, and no other key
-    is accepted.
+    The tables of another NDIF server are read as a whole, once per lifetime of the cache (`foreign.py`).
+    The last uses of keys are stored in batches. While the database is unavailable, cached keys stay valid,
+    and no other key is accepted.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class SqlAccounts(KeyedAccounts):
         self._cache_s = cache_s
         self._clock = clock
         self._wall = wall
-        self._known: TTLCache[str, _Key] = TTLCache(_MOST, cache_s, clock)
-        self._unknown: TTLCache[str, None] = TTLCache(_MOST, cache_s, clock)
-        self._asking: dict[str, asyncio.Task[_Key | None]] = {}
+        self._known: TTLCache[str, _Key] = TTLCache(_MAX_CACHED, cache_s, clock)
+        self._unknown: TTLCache[str, None] = TTLCache(_MAX_CACHED, cache_s, clock)
+        self._lookups: dict[str, asyncio.Task[_Key | None]] = {}
         self._foreign: dict[str, _Key] | None = None
         """All keys of another server's tables; None if the tables are this server's."""
         self._foreign_until = clock()
@@ -91,7 +91,7 @@ class SqlAccounts(KeyedAccounts):
         self._storing = asyncio.create_task(self._store_forever(), name="last uses of keys")
 
     async def stop(self) -> None:
-        await end([*self._asking.values(), *([self._storing] if self._storing else [])])
+        await end([*self._lookups.values(), *([self._storing] if self._storing else [])])
         with contextlib.suppress(AccountsUnavailableError):
             await self.store_uses()
         await self._database.close()
@@ -106,7 +106,7 @@ class SqlAccounts(KeyedAccounts):
         try:  # `TTLCache.get` looks twice
             key = self._known[blinded]
         except KeyError:
-            key = None if blinded in self._unknown else await self._ask(digest, blinded)
+            key = None if blinded in self._unknown else await self._shared_lookup(digest, blinded)
         if key is None:
             return None
         now = self._wall()
@@ -118,17 +118,17 @@ class SqlAccounts(KeyedAccounts):
             self._used[key.id] = now
         return key.account
 
-    async def _ask(self, digest: str, blinded: str) -> _Key | None:
+    async def _shared_lookup(self, digest: str, blinded: str) -> _Key | None:
         """Look up a key in the database; concurrent calls for the same key share one query."""
-        task = self._asking.get(blinded)
+        task = self._lookups.get(blinded)
         if task is None:
-            task = self._asking[blinded] = asyncio.create_task(self._look_up(digest, blinded))
-            task.add_done_callback(partial(self._asked, blinded))
+            task = self._lookups[blinded] = asyncio.create_task(self._look_up(digest, blinded))
+            task.add_done_callback(partial(self._forget_lookup, blinded))
         return await asyncio.shield(task)
 
-    def _asked(self, blinded: str, task: asyncio.Task[_Key | None]) -> None:
-        del self._asking[blinded]
-        # Retrieves the error, since all callers may have left.
+    def _forget_lookup(self, blinded: str, task: asyncio.Task[_Key | None]) -> None:
+        del self._lookups[blinded]
+        # Retrieve the error, since all callers may have left.
         if not task.cancelled():
             task.exception()
 

@@ -88,7 +88,7 @@ class Database:
 
     async def migrate(self) -> None:
         """Migrate the schema to this version; a concurrent migration waits, and has nothing left to do."""
-        # Imported here, as these are half of a start's imports.
+        # Imported here, because these take half of the import time of a start.
         from alembic import command
         from alembic.util import CommandError
 
@@ -96,7 +96,9 @@ class Database:
             if not self.is_sqlite:  # in SQLite, a writing transaction excludes others anyway
                 await connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATING})"))
             try:
-                await connection.run_sync(lambda on: command.upgrade(_alembic(on), "head"))
+                await connection.run_sync(
+                    lambda sync_connection: command.upgrade(_alembic(sync_connection), "head")
+                )
             except CommandError as error:
                 raise KeysError(
                     f"The database of API keys ({self.name}) was made by another version of ndif: {error}."
@@ -150,24 +152,24 @@ def _with_driver(url: str) -> URL:
     """Return an address with the driver that this server uses."""
     if url.startswith("sqlite:///"):  # a plain path, in which nothing is quoted
         path = url.removeprefix("sqlite:///").partition("?")[0]
-        return _of_file(path)
+        return _sqlite_url(path)
     try:
-        found = make_url(url)
-        driver = _DRIVERS[found.drivername.partition("+")[0]]
+        address = make_url(url)
+        driver = _DRIVERS[address.drivername.partition("+")[0]]
     except (ArgumentError, KeyError, ValueError) as error:
         raise KeysError(
             "The address of the database of API keys (NDIF_DATABASE_URL) is not like "
             "postgresql://USER:PASSWORD@HOST/DATABASE or sqlite:////FOLDER/accounts.sqlite."
         ) from error
     if driver == _DRIVERS["sqlite"]:
-        return _of_file(found.database)
-    query = dict(found.query)
+        return _sqlite_url(address.database)
+    query = dict(address.query)
     if "sslmode" in query:  # libpq's name for it
         query["ssl"] = query.pop("sslmode")
-    return found.set(drivername=driver, query=query)
+    return address.set(drivername=driver, query=query)
 
 
-def _of_file(path: str | None) -> URL:
+def _sqlite_url(path: str | None) -> URL:
     if path in (None, "", ":memory:"):
         raise KeysError(
             "The address of the database of API keys (NDIF_DATABASE_URL) names no file: keys must outlive "

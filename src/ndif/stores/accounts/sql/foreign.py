@@ -26,8 +26,8 @@ async def read_foreign(connection: AsyncConnection) -> list[ImportedKey]:
     """Return every key; raise a `KeysError` if the tables cannot be understood."""
     metadata = MetaData()
     await connection.run_sync(
-        lambda on: metadata.reflect(
-            on,
+        lambda sync_connection: metadata.reflect(
+            sync_connection,
             only=lambda name, _: name in (*FOREIGN, "users"),
             resolve_fks=False,
         )

@@ -1,6 +1,6 @@
-"""The tables of accounts. Their names begin with ndif_, so that a database may have others beside them.
+"""The tables of accounts. Their names begin with ndif_, so that the database can hold other tables, too.
 
-Moments are Unix seconds. A change here is a migration in `migrations/versions`.
+Times are Unix seconds. A change of a table needs a migration in `migrations/versions`.
 """
 
 from __future__ import annotations

@@ -78,11 +78,11 @@ _BATCH = 64
 _BLOCK_MS = 2000
 _INHERIT_S = 5.0
 """Seconds between two checks for claims of earlier leaders."""
-_GONE_MS = 600_000
+_STALE_CONSUMER_MS = 600_000
 """Milliseconds after which the consumer of a silent leader is deleted."""
 _GATHER_S = 0.005
 """Seconds between two reads of the stream, so that under load each read returns several requests."""
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _PRESENCE_S = 0.4
 """Seconds between two checks that the clients of unfinished requests are present."""
 _CHANNEL_S = 86_400
@@ -91,24 +91,24 @@ _UPDATE_S = 5.0
 """Seconds for which an update is retried; the next one replaces it."""
 _SETTLE_S = 30.0
 """Tolerated difference of clocks, in seconds, when a trusted request might be an old one."""
-_KNOWN_S = 60.0
+_REMEMBER_S = 60.0
 """Age in seconds up to which trusted requests claimed here are remembered, to refuse copies."""
 _QUESTIONS = 5
-"""Number of times that a gateway is asked, every `_LOOK_S`, whether a client waits."""
+"""Number of times that a gateway is asked, every `_POLL_S`, whether a client waits."""
 
 _REFUSED = (
     "This job was not run: it reached the queue without the signature of one of this server's gateways. "
     "Send it again; if that does not help, the server's operator finds more in its log."
 )
 _UNREADABLE = (
-    "This job was not run: another version of this server put it into the queue, and the one that leads "
-    "cannot read it. Send it again."
+    "This job was not run: another version of this server put it into the queue, and the leader cannot "
+    "read it. Send it again."
 )
 _UNCONFIRMED = (
     "This job was not run: another process leads now, and nothing confirms that the job is still to run. "
     "Send it again."
 )
-_CHANGED = "what was sent with this request was changed on its way; send it again"
+_CHANGED = "the payload of this request was changed in transit; send it again"
 
 
 class RedisBroker:
@@ -129,8 +129,8 @@ class RedisBroker:
     ) -> None:
         """Create a broker that connects to `url` when it is first used.
 
-        All unfinished requests have at most `max_bytes`; one alone may be larger. `counts_attempts`: True
-        if running requests end with the leader.
+        All unfinished requests have at most `max_bytes`; a single one may be larger. `counts_attempts` is
+        True if running requests end with the leader.
         """
         self.client = connect(url)
         self.password: str | None = self.client.connection_pool.connection_kwargs.get("password")
@@ -141,10 +141,10 @@ class RedisBroker:
         self._counts_attempts = counts_attempts
         self.channels = Channels(connect_for_pubsub(url), self.client, signer)
         self.scripts = Scripts(self.client)
-        self._noting = asyncio.Lock()
+        self._attempts_lock = asyncio.Lock()
         self._consumer = uuid.uuid4().hex
         self._led_since = math.inf
-        self._known: dict[str, _Known] = {}
+        self._trusted_claims: dict[str, _TrustedClaim] = {}
         """Trusted requests that were claimed here recently."""
         self._confirmations = _Confirmations(self.channels, f"confirmations:{self._consumer}")
         self._listening = asyncio.Lock()
@@ -162,7 +162,7 @@ class RedisBroker:
         version = str((await self.client.info("server"))["redis_version"])
         if is_too_old(version):
             raise BrokerError(f"its broker is Redis {version}; {OLDEST_REDIS} or newer is needed")
-        await self._have_group()
+        await self._ensure_group()
 
     async def stop(self) -> None:
         if self._releases:
@@ -267,7 +267,7 @@ class RedisBroker:
         elif stored[1] is not None:  # the request is not released
             content = await self._objects.get(_object_of(request.id))
         if content is None:
-            raise BrokerError("what was sent with this request is there no longer; send it again")
+            raise BrokerError("the payload of this request is no longer stored; send it again")
         if request.digest and digest(content) != request.digest:  # type: ignore[arg-type]
             logger.warning(
                 "request %s: the payload in Redis is not the one that was sent", request.id
@@ -281,12 +281,12 @@ class RedisBroker:
             start(self._store_attempts(request, attempts), self._releases, "attempts")
 
     async def _store_attempts(self, request: Request, attempts: int) -> None:
-        async with self._noting:  # in the order of the calls
+        async with self._attempts_lock:  # in the order of the calls
             keys = [record_of(request.id)]
             try:
                 await retry(lambda: self.scripts.note_attempts(keys, [attempts]), _UPDATE_S)
             except BrokerError as error:
-                logger.warning("request %s: that it runs is not noted: %s", request.id, error)
+                logger.warning("request %s: its attempts are not stored: %s", request.id, error)
 
     async def release(self, request: Request) -> None:
         """See `Broker.release`. Continues in the background while Redis is unavailable."""
@@ -332,11 +332,11 @@ class RedisBroker:
             except Exception as error:
                 is_defect = not isinstance(error, BrokerError)
                 logger.warning("no requests can be claimed: %s", error, exc_info=is_defect)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
 
     async def _inherit(self) -> None:
         """Claim all requests that earlier leaders claimed and did not release."""
-        await self._have_group()
+        await self._ensure_group()
         start: str | bytes = "0-0"
         while True:
             start, entries, *_ = await self.client.xautoclaim(
@@ -348,8 +348,8 @@ class RedisBroker:
                 break
         for consumer in await self.client.xinfo_consumers(QUEUE, GROUP):
             # Only after a long silence: a deleted consumer loses claims that it made since the listing.
-            gone = consumer["idle"] > _GONE_MS and not consumer["pending"]
-            if gone and consumer["name"].decode() != self._consumer:
+            is_stale = consumer["idle"] > _STALE_CONSUMER_MS and not consumer["pending"]
+            if is_stale and consumer["name"].decode() != self._consumer:
                 await self.client.xgroup_delconsumer(QUEUE, GROUP, consumer["name"])
 
     async def _with_attempts(self, request: Request) -> Request:
@@ -363,7 +363,7 @@ class RedisBroker:
 
         A leader that was halted claims waiting requests before it learns that another process leads.
         """
-        await self._have_group()  # Redis may have been restarted without its data
+        await self._ensure_group()  # Redis may have been restarted without its data
         summary = await self.client.xpending(QUEUE, GROUP)
         names = [consumer["name"].decode() for consumer in summary["consumers"]]
         return any(name != self._consumer for name in names)
@@ -375,7 +375,7 @@ class RedisBroker:
                 GROUP, self._consumer, {QUEUE: ">"}, count=_BATCH, block=_BLOCK_MS
             )
         except ResponseError:  # NOGROUP: Redis was restarted without its data
-            await self._have_group()
+            await self._ensure_group()
             return []
         return [request for _, entries in streams for request in self._read(entries)]
 
@@ -401,7 +401,7 @@ class RedisBroker:
                 yield replace(claims, receipt=receipt, refusal=refusal)
 
     async def _hand_out(self, request: Request) -> None:
-        """Make a request claimable, unless it is a copy of a trusted one.
+        """Make a request claimable, unless it is a copy of a trusted request.
 
         An attacker who replays a signed request must not run its unconfined code again. This process
         remembers the trusted requests that it claimed. A request that an earlier leader may have run is
@@ -410,18 +410,21 @@ class RedisBroker:
         if not request.trusted:
             await self._claimed.put(request)
             return
-        if (known := self._known.get(request.id)) is not None:
-            if known.receipt != request.receipt:
+        if (claim := self._trusted_claims.get(request.id)) is not None:
+            if claim.receipt != request.receipt:
                 logger.warning("request %s is in the queue twice; the copy is refused", request.id)
                 self._discard_soon(request.receipt)
             else:
                 await self._claimed.put(request)
             return
         now = time.time()
-        while self._known and next(iter(self._known.values())).received < now - _KNOWN_S:
-            del self._known[next(iter(self._known))]
-        self._known[request.id] = _Known(request.receipt, request.received)
-        if request.received >= max(self._led_since + _SETTLE_S, now - _KNOWN_S):
+        while (
+            self._trusted_claims
+            and next(iter(self._trusted_claims.values())).received < now - _REMEMBER_S
+        ):
+            del self._trusted_claims[next(iter(self._trusted_claims))]
+        self._trusted_claims[request.id] = _TrustedClaim(request.receipt, request.received)
+        if request.received >= max(self._led_since + _SETTLE_S, now - _REMEMBER_S):
             await self._claimed.put(request)
         else:
             start(self._confirm(request), self._releases, f"confirmation of {request.id}")
@@ -435,7 +438,7 @@ class RedisBroker:
                     break
                 except (BrokerError, ObjectStoreError) as error:
                     logger.warning("request %s waits to be confirmed: %s", request.id, error)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
         if is_to_run is None:
             await self.release(request)  # its leader ended before it released the request
         else:
@@ -462,7 +465,7 @@ class RedisBroker:
                 question = encode_question(request.id, answers.name)
                 await self.channels.publish(channel, question)
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await within(confirmed.wait(), _LOOK_S)
+                    await within(confirmed.wait(), _POLL_S)
                     return True
             return False
         finally:
@@ -475,7 +478,7 @@ class RedisBroker:
 
         start(discard(), self._releases, "refused entry")
 
-    async def _have_group(self) -> None:
+    async def _ensure_group(self) -> None:
         with contextlib.suppress(ResponseError):  # BUSYGROUP: the group exists
             await self.client.xgroup_create(QUEUE, GROUP, id="0", mkstream=True)
 
@@ -497,7 +500,7 @@ class RedisBroker:
         missing: set[str] = set()
         connection = None
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             if connection is None or connection is not self.channels.listening:
                 connection, missing = self.channels.listening, set()
                 continue
@@ -509,16 +512,20 @@ class RedisBroker:
                 continue
             if connection is self.channels.listening:
                 for request_id in absent & missing:
-                    logger.error("request %s is lost: Redis has it no more", request_id)
+                    logger.error("request %s is lost: Redis no longer has it", request_id)
                     unfinished[request_id].lose(request_id)
                 missing = absent
 
     async def _absent(self, request_ids: Sequence[str]) -> set[str]:
-        records = [record_of(each) for each in request_ids]
+        records = [record_of(request_id) for request_id in request_ids]
         if await self.client.exists(*records) == len(records):
             return set()
-        there = [await self.client.exists(record) for record in records]
-        return {each for each, found in zip(request_ids, there, strict=True) if not found}
+        present = [await self.client.exists(record) for record in records]
+        return {
+            request_id
+            for request_id, is_present in zip(request_ids, present, strict=True)
+            if not is_present
+        }
 
     async def publish(self, request: Request, response: Response) -> bool:
         if request.subscription_id is None:
@@ -546,18 +553,26 @@ class RedisBroker:
 
     async def disconnected(self, subscription_ids: Iterable[str]) -> set[str]:
         """See `Broker.disconnected`. While Redis is unavailable, no subscription counts as absent."""
-        elsewhere = [each for each in subscription_ids if not self.channels.is_open(each)]
+        elsewhere = [
+            subscription_id
+            for subscription_id in subscription_ids
+            if not self.channels.is_open(subscription_id)
+        ]
         counts: list[Any] = []
         if elsewhere:
             with contextlib.suppress(BrokerError):
                 counts = await self.client.pubsub_numsub(*map(channel_of, elsewhere))
-        return {each for each, (_, count) in zip(elsewhere, counts, strict=False) if not count}
+        return {
+            subscription_id
+            for subscription_id, (_, count) in zip(elsewhere, counts, strict=False)
+            if not count
+        }
 
     async def takes(self, subscription_id: str, user: str) -> bool:
-        key, of_s = user_of(subscription_id), _CHANNEL_S
-        await retry(lambda: self.client.set(key, user, nx=True, ex=of_s), _UPDATE_S)
-        found = await retry(lambda: self.client.get(key), _UPDATE_S)
-        return found == user.encode()
+        key, ttl_s = user_of(subscription_id), _CHANNEL_S
+        await retry(lambda: self.client.set(key, user, nx=True, ex=ttl_s), _UPDATE_S)
+        owner = await retry(lambda: self.client.get(key), _UPDATE_S)
+        return owner == user.encode()
 
     async def until_disconnected(self, subscription_id: str) -> None:
         if self._watching is None:
@@ -582,10 +597,10 @@ class RedisBroker:
     async def upload(self, request_id: str, subscription_id: str, content: bytes) -> None:
         if not subscription_id:
             return
-        place, numbered = _upload_place(request_id, subscription_id), time.time_ns()
+        place, number = _upload_place(request_id, subscription_id), time.time_ns()
         # Off the loop: an upload may be large.
         signed = await asyncio.to_thread(
-            lambda: self.signer.sign(place, encode_numbered(numbered, content))
+            lambda: self.signer.sign(place, encode_numbered(number, content))
         )
         with contextlib.suppress(BrokerError):
             keys = [record_of(request_id), scripts.uploads_of(request_id)]
@@ -595,9 +610,9 @@ class RedisBroker:
         uploads = scripts.uploads_of(request.id)
         while True:
             with contextlib.suppress(BrokerError):
-                found = await self.client.blpop([uploads], timeout=_LOOK_S)
-                if found is not None:
-                    content = await asyncio.to_thread(self._read_upload, request, bytes(found[1]))  # type: ignore[arg-type]
+                popped = await self.client.blpop([uploads], timeout=_POLL_S)
+                if popped is not None:
+                    content = await asyncio.to_thread(self._read_upload, request, bytes(popped[1]))  # type: ignore[arg-type]
                     if content is not None:
                         return content
 
@@ -610,7 +625,7 @@ class RedisBroker:
             logger.warning("request %s: an upload is refused: %s", request.id, error)
             return None
         if number <= self._uploads.get(request.id, 0):
-            logger.warning("request %s: an upload came before and is refused", request.id)
+            logger.warning("request %s: a repeated upload is refused", request.id)
             return None
         self._uploads[request.id] = number
         return content
@@ -620,11 +635,11 @@ class RedisBroker:
         if request.subscription_id is None:
             return "", b""
         channel = channel_of(request.subscription_id)
-        end_ = Response(request.id, Status.ERROR, LOST)
-        return channel, self.signer.sign(channel, encode_submission(request, end_))
+        lost = Response(request.id, Status.ERROR, LOST)
+        return channel, self.signer.sign(channel, encode_submission(request, lost))
 
 
-class _Known(NamedTuple):
+class _TrustedClaim(NamedTuple):
     receipt: str
     received: float
 

@@ -66,7 +66,7 @@ class RedisChannel:
         self._channels = channels
 
     def receive(self, signed: Signed, message: bytes) -> None:
-        """Queue a verified message; `message` is the same as published."""
+        """Queue a verified message; `message` is its published form."""
         self.messages.put_nowait(signed)
 
     async def close(self) -> None:
@@ -103,11 +103,11 @@ class RedisSubscription(RedisChannel):
         return self._unfinished.keys()
 
     def receive(self, signed: Signed, message: bytes) -> None:
-        """See `Channel.receive`. Tracks unfinished requests, and answers questions about them."""
+        """See `RedisChannel.receive`. Tracks unfinished requests, and answers questions about them."""
         content = signed.content
         try:
-            if (end_ := decode_submission(content)) is not None:
-                self._unfinished[decode_update(end_).request_id] = end_
+            if (end_update := decode_submission(content)) is not None:
+                self._unfinished[decode_update(end_update).request_id] = end_update
                 return
             if (question := decode_question(content)) is not None:
                 request_id, answers = question
@@ -134,12 +134,12 @@ class RedisSubscription(RedisChannel):
     async def next(self) -> str | bytes:
         while True:
             update = await self._updates.get()
-            known_as = hash(update.content)
-            if known_as in self._terminal:  # received twice: published, and read from the list
+            update_hash = hash(update.content)
+            if update_hash in self._terminal:  # received twice: published, and read from the list
                 continue
             _, frame, is_terminal = decode_update(update.content)
             if is_terminal:
-                self._terminal.add(known_as)
+                self._terminal.add(update_hash)
                 if update.message:
                     self._channels.confirm(self.unconfirmed, update.message)
             return frame
@@ -175,7 +175,7 @@ class Channels:
         await self._client.aclose()
 
     async def open(self, channel: ChannelT) -> ChannelT:
-        """Start to listen, instead of any channel of the same name, or raise a `BrokerError`."""
+        """Start to listen, replacing any channel of the same name, or raise a `BrokerError`."""
         is_new = channel.name not in self._open
         self._open[channel.name] = channel
         if is_new:
@@ -211,8 +211,14 @@ class Channels:
 
     def unfinished(self) -> dict[str, RedisSubscription]:
         """Return the subscription of each unfinished request by the request's id."""
-        subscriptions = [one for one in self._open.values() if isinstance(one, RedisSubscription)]
-        return {each: one for one in subscriptions for each in one.unfinished}
+        subscriptions = [
+            channel for channel in self._open.values() if isinstance(channel, RedisSubscription)
+        ]
+        return {
+            request_id: subscription
+            for subscription in subscriptions
+            for request_id in subscription.unfinished
+        }
 
     async def close(self, channel: RedisChannel) -> None:
         """Close a channel, unless a newer one has its name."""
@@ -296,13 +302,13 @@ class Channels:
         name = message["channel"].decode()
         if message["type"] == "message":
             if (channel := self._open.get(name)) is not None:
-                self._hear(channel, message["data"])
+                self._deliver(channel, message["data"])
             return
         pending = self._subscribing if message["type"] == "subscribe" else self._unsubscribing
         if (confirmation := pending.pop(name, None)) is not None and not confirmation.done():
             confirmation.set_result(None)
 
-    def _hear(self, channel: RedisChannel, message: bytes) -> None:
+    def _deliver(self, channel: RedisChannel, message: bytes) -> None:
         try:
             signed = self._signer.split(channel.place, message)
             if signed.rest and not channel.takes_payload:
@@ -323,7 +329,7 @@ class Channels:
                 logger.warning("missed updates cannot be read: %s", error)
                 return
             for update in updates:
-                self._hear(channel, bytes(update))  # type: ignore[arg-type]
+                self._deliver(channel, bytes(update))  # type: ignore[arg-type]
 
     async def _confirm_all(self) -> None:
         while self._confirmed:

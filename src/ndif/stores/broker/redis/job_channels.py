@@ -53,7 +53,7 @@ class Introduction(TypedDict):
     protocol: int
     """See `PROTOCOL`."""
     secrets: Sequence[str]
-    """Secrets of the server, the first of which signs."""
+    """Secrets of the server; the first one signs."""
     term: str
     """Name of the leader's term, for which its jobs are signed."""
     broker_password: str | None
@@ -65,7 +65,7 @@ class _Jobs(RedisChannel):
 
 
 class JobReceiver:
-    """The replica's end: receives its jobs."""
+    """The replica's side of the channels: receives jobs."""
 
     def __init__(self, broker: RedisBroker, replica: str, channel: RedisChannel) -> None:
         self._broker = broker
@@ -87,7 +87,7 @@ class JobReceiver:
             self._channel.place, self._last = place, -1
 
     async def next(self) -> Request:
-        """Return the next job, with its payload if Redis stores that."""
+        """Return the next job, with its payload if Redis stores the payload."""
         while True:
             signed = await self._channel.messages.get()
             try:
@@ -99,7 +99,7 @@ class JobReceiver:
     def _read(self, signed: Signed) -> Request | None:
         number, content = decode_numbered(signed.content)
         if number <= self._last:
-            logger.warning("a job on %s came before and is refused", self._channel.name)
+            logger.warning("a repeated job on %s is refused", self._channel.name)
             return None
         self._last = number
         request = decode_request(content, payload=signed.rest)
@@ -109,12 +109,12 @@ class JobReceiver:
 
     async def give_back(self, request: Request) -> None:
         """Notify the leader that a job did not end here."""
-        # The message may be lost, as the leader asks soon anyway.
+        # The message may be lost, because the leader asks soon anyway.
         await self._broker.channels.publish(ENDS, encode_return(request.id))
 
 
 class JobSender:
-    """The leader's end: sends jobs to replicas, and receives their ends."""
+    """The leader's side of the channels: sends jobs to replicas, and receives the ends of jobs."""
 
     def __init__(self, broker: RedisBroker) -> None:
         self._broker = broker

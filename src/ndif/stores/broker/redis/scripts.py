@@ -1,4 +1,4 @@
-"""The broker's Lua scripts, each of which Redis runs as one atomic step.
+"""The broker's Lua scripts; Redis runs each as one atomic step.
 
 With its memory full, Redis refuses a script whose first write needs memory, but not one that frees memory
 first. So a submission is refused as a whole, and a release begins with its deletions.
@@ -34,10 +34,10 @@ if redis.call('EXISTS', KEYS[1], KEYS[4]) > 0 then return false end
 local held = tonumber(redis.call('GET', KEYS[3]) or '0')
 if held > 0 and held + ARGV[3] > tonumber(ARGV[4]) then return held end
 local most, counted = {ARGV[7], ARGV[8]}, {ARGV[9], ARGV[10]}
-for each = 1, 2 do
-  if most[each] ~= '' and
-    tonumber(redis.call('HGET', KEYS[5], counted[each]) or '0') >= tonumber(most[each])
-  then return -each end
+for i = 1, 2 do
+  if most[i] ~= '' and
+    tonumber(redis.call('HGET', KEYS[5], counted[i]) or '0') >= tonumber(most[i])
+  then return -i end
 end
 redis.call(
   'HSET', KEYS[1], 'subscription', ARGV[2], 'bytes', ARGV[3], 'key', ARGV[9], 'model', ARGV[10]
@@ -79,7 +79,7 @@ uncount(KEYS[5], {key, model})
 """
 )
 
-# A process that has claimed the request finds no payload. The mark refuses a submission that comes late.
+# A process that has claimed the request finds no payload. The mark refuses a late submission.
 WITHDRAW = (
     _UNCOUNT
     + """
@@ -96,7 +96,7 @@ redis.pcall('SET', KEYS[4], 1, 'EX', ARGV[2])
 """
 )
 
-# The mark that a request has ended is for a leader that loses a replica. Without memory it is left out.
+# A leader that loses a replica reads the mark that a request has ended. Without memory it is left out.
 COMPLETE = (
     RELEASE
     + """
@@ -176,7 +176,7 @@ def keys_of(request: Request) -> list[str]:
 def submission_limits(request: Request, *most: int | None) -> list[Any]:
     """Return the arguments of `SUBMIT` for the limits on unfinished requests."""
     key = f"key {request.key}" if request.key else ""
-    return [*("" if each is None else each for each in most), key, f"model {request.model}"]
+    return [*("" if limit is None else limit for limit in most), key, f"model {request.model}"]
 
 
 def submission_keys_of(request_id: str) -> list[str]:
