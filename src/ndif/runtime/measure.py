@@ -77,20 +77,20 @@ def main(fd: int) -> None:
     end_with_parent()
     signal.alarm(_LAST_S)
     connection = socket.socket(fileno=fd)
-    asked = connection.makefile("r").readline()
-    if not asked:  # the host has closed the socket
+    line = connection.makefile("r").readline()
+    if not line:  # the host has closed the socket
         return
-    question = from_json(SizeQuestion, asked)
+    question = from_json(SizeQuestion, line)
     spec, folder = question.spec, Path(question.folder)
     answer: ModelSize | Failure | None = None
     try:
         # The check starts the driver, which a model on CPUs does not need.
-        works = cuda.is_available() if question.cuda else None
+        has_cuda = cuda.is_available() if question.cuda else None
         if spec.generation == "0.8":
             # Imported before confinement: nnsight reads the user's home folder on import.
             importlib.import_module("nnsight.modeling.quantization")
         connection = _confine(connection, folder, question.sandbox)
-        answer = replace(evaluate(spec, folder), cuda=works)
+        answer = replace(evaluate(spec, folder), cuda=has_cuda)
     except MemoryError:
         pass
     except Exception as error:
@@ -172,17 +172,17 @@ class Files:
     """The dtype that the index of the files names; used if the config names none."""
 
     @classmethod
-    def read(cls, found: Weights) -> Files:
+    def read(cls, checkpoint: Weights) -> Files:
         """Read the headers of a checkpoint's files, or raise an UnknownError."""
-        there = [file for file in found.files if file.is_file()]
+        present = [file for file in checkpoint.files if file.is_file()]
         tensors: dict[str, tuple[str, int]] = {}
         pickled = 0
-        for file in there:
+        for file in present:
             if is_pickled(file):
                 pickled += file.stat().st_size
             else:
                 tensors.update(_header(file))
-        return cls(tensors, pickled, bool(there), found.dtype)
+        return cls(tensors, pickled, bool(present), checkpoint.dtype)
 
     @property
     def elements(self) -> int:
@@ -192,31 +192,31 @@ class Files:
     @property
     def most_parameters(self) -> int:
         """Return an upper bound for the parameters that the files hold, packed or pickled ones included."""
-        each = (
+        counts = (
             count * (_PER_BYTE * _ITEM_BYTES[dtype] if dtype in _PACKED else 1)
             for dtype, count in self.tensors.values()
         )
-        return int(sum(each)) + self.pickled_bytes
+        return int(sum(counts)) + self.pickled_bytes
 
     @property
     def dtype(self) -> torch.dtype | None:
         """Return the dtype for loading if the config names none; None if unknown."""
         if self.named_dtype is not None:
             return _dtype_named(self.named_dtype)
-        found = (_DTYPES.get(dtype) for _, (dtype, _) in sorted(self.tensors.items()))
-        return next((dtype for dtype in found if dtype is not None), None)
+        dtypes = (_DTYPES.get(dtype) for _, (dtype, _) in sorted(self.tensors.items()))
+        return next((dtype for dtype in dtypes if dtype is not None), None)
 
 
 def _header(file: Path) -> dict[str, tuple[str, int]]:
     """Return the dtype and size of each tensor; raise UnknownError where safetensors would fail."""
     try:
-        found = parse_local_safetensors_file_metadata(file)
+        metadata = parse_local_safetensors_file_metadata(file)
     except SafetensorsParsingError as error:
         raise UnknownError(f"Its {file.name} is no file of safetensors.") from error
     tensors: dict[str, tuple[str, int]] = {}
     with file.open("rb") as opened:
         left = file.stat().st_size - _LENGTH - int.from_bytes(opened.read(_LENGTH), "little")
-    for name, tensor in found.tensors.items():
+    for name, tensor in metadata.tensors.items():
         start, stop = tensor.data_offsets
         count = math.prod(tensor.shape)
         left -= stop - start
@@ -303,20 +303,20 @@ def _dtype(spec: ModelSpec, config: Any, files: Files) -> torch.dtype:
     name = spec.dtype if spec.dtype != "auto" else getattr(config, "dtype", None)
     if name is None:
         return files.dtype or torch.float32
-    found = _dtype_named(name)
-    if found is None and spec.generation == "0.8":
+    dtype = _dtype_named(name)
+    if dtype is None and spec.generation == "0.8":
         from nnsight.modeling.quantization import resolve_load_kwargs
 
         # A quantization stands for its compute dtype here, an upper bound: quantized weights take less.
-        found = _dtype_named(resolve_load_kwargs({"dtype": name}, quantize=False)["dtype"])
-    if found is None:
+        dtype = _dtype_named(resolve_load_kwargs({"dtype": name}, quantize=False)["dtype"])
+    if dtype is None:
         raise UnknownError(f"There is no dtype {spec.dtype!r} to load {spec.checkpoint!r} in.")
-    return found
+    return dtype
 
 
 def _dtype_named(name: Any) -> torch.dtype | None:
-    found = name if isinstance(name, torch.dtype) else getattr(torch, str(name), None)
-    return found if isinstance(found, torch.dtype) else None
+    dtype = name if isinstance(name, torch.dtype) else getattr(torch, str(name), None)
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def _tensors(model: Any) -> Iterator[tuple[int, torch.dtype]]:
@@ -326,8 +326,8 @@ def _tensors(model: Any) -> Iterator[tuple[int, torch.dtype]]:
         pattern, by_group, _ = build_glob_alternation(list(kept))
     parameters = dict(model.named_parameters())
     for name, tensor in [*parameters.items(), *model.named_buffers()]:
-        found = pattern.search(name) if kept and name in parameters else None
-        yield tensor.numel(), kept[by_group[found.lastgroup]] if found else tensor.dtype
+        match = pattern.search(name) if kept and name in parameters else None
+        yield tensor.numel(), kept[by_group[match.lastgroup]] if match else tensor.dtype
 
 
 if __name__ == "__main__":

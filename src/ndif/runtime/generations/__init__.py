@@ -156,7 +156,7 @@ def _read_config(path: Path) -> dict[str, Any] | None:
         return None
 
     def number(text: str) -> float | str:
-        return found if math.isfinite(found := float(text)) else text
+        return value if math.isfinite(value := float(text)) else text
 
     try:
         config: dict[str, Any] = json.loads(

@@ -25,7 +25,7 @@ _PREFIX = "nns_"
 _VALUES = ("output", "input", "inputs", "source")
 """Attributes that a submodule may hide. Others get no `nns_` name, because policies deny them by name."""
 
-_made: list[type] = []
+_own_classes: list[type] = []
 
 
 def making(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def filling(fill: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fill)
     def fill_class(cls: Any, state: Any) -> Any:
-        return cls if any(cls is each for each in _made) else fill(cls, state)
+        return cls if any(cls is own for own in _own_classes) else fill(cls, state)
 
     return fill_class
 
@@ -64,13 +64,13 @@ def _is_of_envoy(name: Any, bases: Any) -> bool:
 @functools.cache
 def _class_of(base: type) -> type:
     """Return the class for Envoys with such submodules, derived from `base`."""
-    made = type(base.__name__ + _SUFFIX, (base,), {"__module__": base.__module__})
+    cls = type(base.__name__ + _SUFFIX, (base,), {"__module__": base.__module__})
     for name in _VALUES:
         value = inspect.getattr_static(base, name)
-        setattr(made, _PREFIX + name, value)
-        setattr(made, name, _part_or(name, value))
-    _made.append(made)
-    return made
+        setattr(cls, _PREFIX + name, value)
+        setattr(cls, name, _part_or(name, value))
+    _own_classes.append(cls)
+    return cls
 
 
 def _part_or(name: str, value: Any) -> property:

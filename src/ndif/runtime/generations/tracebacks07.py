@@ -58,32 +58,32 @@ def explain_block(error: BaseException, outermost: Any, internal: str) -> str:
         frames = [*around, *walk(original.__traceback__)]
         infos.update((info.filename, info) for info in reversed(error.infos))
     tb = None
-    for frame, line in reversed(list(_as_written(frames, infos))):
+    for frame, line in reversed(list(_at_author_lines(frames, infos))):
         tb = _Traceback(frame, line, tb)
     return explain(original, cast("TracebackType | None", tb), internal)
 
 
 def codes_above(frame: FrameType | None) -> list[tuple[CodeType, int]]:
     """Return the code and line of a frame and its callers, outermost first."""
-    found: list[tuple[CodeType, int]] = []
+    codes: list[tuple[CodeType, int]] = []
     while frame is not None:
-        found.insert(0, (frame.f_code, frame.f_lineno))
+        codes.insert(0, (frame.f_code, frame.f_lineno))
         frame = frame.f_back
-    return found
+    return codes
 
 
 def show_lines(codes: Sequence[tuple[CodeType, int]], info: Any, internal: str) -> str:
     """Return the running lines of the block `info`, as `explain_block` shows them."""
     # The frames above the block belong to the start of its thread.
-    own = itertools.dropwhile(lambda each: not each[0].co_filename.startswith(_COMPILED), codes)
+    own = itertools.dropwhile(lambda step: not step[0].co_filename.startswith(_COMPILED), codes)
     frames = [
         (_Frame(code, {}, {_INFO: info} if code.co_name.startswith("__nnsight_") else {}), line)
         for code, line in own
     ]
-    return show_frames(_as_written(frames, {info.filename: info}), internal)
+    return show_frames(_at_author_lines(frames, {info.filename: info}), internal)
 
 
-def _as_written(
+def _at_author_lines(
     frames: Sequence[tuple[FrameType | _Frame, int]], infos: dict[str, Any]
 ) -> Iterator[tuple[FrameType | _Frame, int]]:
     """Yield the frames, with compiled functions at the position in their author's file."""
@@ -121,10 +121,10 @@ def _place(info: Any) -> tuple[str, str, int]:
 def _remember(filename: str, number: int, lines: Sequence[str]) -> None:
     """Add lines of the author's file to `linecache`, from line `number` on."""
     entry = linecache.cache.get(filename, ())
-    known = list(entry[2]) if len(entry) == 4 else []
-    known += ["\n"] * (number - 1 - len(known))
-    known[number - 1 : number - 1 + len(lines)] = lines
-    linecache.cache[filename] = (sum(map(len, known)), None, known, filename)
+    cached = list(entry[2]) if len(entry) == 4 else []
+    cached += ["\n"] * (number - 1 - len(cached))
+    cached[number - 1 : number - 1 + len(lines)] = lines
+    linecache.cache[filename] = (sum(map(len, cached)), None, cached, filename)
 
 
 _make_function = serialization.make_function
@@ -162,7 +162,7 @@ def _undecorated(source: str, *others: Any) -> tuple[Any, ...]:
         text = textwrap.dedent(source)
         [definition] = ast.parse(text).body
         if names and isinstance(definition, ast.FunctionDef) and definition.decorator_list:
-            above = min(each.lineno for each in definition.decorator_list) - 1
+            above = min(decorator.lineno for decorator in definition.decorator_list) - 1
             count = definition.lineno - 1 - above
             lines = text.splitlines(keepends=True)
             lines[above : above + count] = ["\n"] * count
@@ -177,7 +177,7 @@ def _free_names(function: str, names: Sequence[str]) -> set[str]:
     """Return the outer `names` over which a function's text closes."""
     around = f"def around({', '.join(names)}):\n{textwrap.indent(function, '    ')}"
     [table] = symtable.symtable(around, "", "exec").get_children()
-    [inner] = [each for each in table.get_children() if isinstance(each, symtable.Function)]
+    [inner] = [child for child in table.get_children() if isinstance(child, symtable.Function)]
     return {*inner.get_frees()}
 
 

@@ -45,10 +45,10 @@ class Unsaved:
             if id(value) not in saved and not _is_same(_content(value), before)
         ]
         for name, value in filled:
-            made = _KINDS.get(type(value), f"{type(value).__name__}(...)")
+            expression = _KINDS.get(type(value), f"{type(value).__name__}(...)")
             yield (
                 f"The block filled {name!r}, which was made outside of it. It was filled on the server, "
-                f"and yours stays as it was: make it in the block, with `{name} = {made}.save()`."
+                f"and yours stays as it was: make it in the block, with `{name} = {expression}.save()`."
             )
         if count == 0 and not filled:
             names = list(dict.fromkeys(name for code in codes for name in _bound(code)))[
@@ -75,8 +75,18 @@ def _bound(code: CodeType) -> Iterator[str]:
     """Yield the names of values that a block binds."""
     instructions = list(dis.get_instructions(code))
     # Python deletes the name of an exception after its handler.
-    deleted = {each.argval for each in instructions if each.opname.startswith("DELETE_")}
-    for before, each in itertools.pairwise(instructions):
-        binds = each.opname in ("STORE_NAME", "STORE_FAST") and each.argval not in deleted
-        if binds and before.opname not in _BEFORE_OTHER_NAMES and not each.argval.startswith("_"):
-            yield each.argval
+    deleted = {
+        instruction.argval
+        for instruction in instructions
+        if instruction.opname.startswith("DELETE_")
+    }
+    for before, instruction in itertools.pairwise(instructions):
+        binds = (
+            instruction.opname in ("STORE_NAME", "STORE_FAST") and instruction.argval not in deleted
+        )
+        if (
+            binds
+            and before.opname not in _BEFORE_OTHER_NAMES
+            and not instruction.argval.startswith("_")
+        ):
+            yield instruction.argval

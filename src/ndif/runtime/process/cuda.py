@@ -271,7 +271,7 @@ def gpu_minors(
     `information` is the driver's text about each GPU (/proc/driver/nvidia/gpus) by PCI address.
     `identities` are the PCI address and UUID of each GPU, "" if unknown.
     """
-    found = set()
+    minors = set()
     for address, uuid in identities:
         text = information.get(address) or next(
             (text for text in information.values() if uuid and uuid in text), ""
@@ -279,8 +279,8 @@ def gpu_minors(
         minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
         if minor is None:
             return None
-        found.add(int(minor[1]))
-    return frozenset(found)
+        minors.add(int(minor[1]))
+    return frozenset(minors)
 
 
 def _is_ours(node: str, minors: frozenset[int] | None) -> bool:
@@ -321,13 +321,13 @@ def _open_nodes() -> set[str]:
 
 def _packages_of_cuda() -> set[str]:
     """Return the packages, except torch, triton and NVIDIA's, that have loaded a CUDA library."""
-    found = set()
+    packages = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path("/", line.partition("/")[2])
         parts = path.parts
         if "cuda" in path.name.lower() and "site-packages" in parts[:-1]:
-            found.add(parts[parts.index("site-packages") + 1])
-    return found - {"torch", "nvidia", "triton"}
+            packages.add(parts[parts.index("site-packages") + 1])
+    return packages - {"torch", "nvidia", "triton"}
 
 
 def _devices_in_use() -> list[int]:

@@ -57,7 +57,7 @@ _CONFINEMENT = (
     "ndif.sandbox.confinement.landlock",
     "ndif.sandbox.confinement.seccomp",
 )
-_OF_UNTRUSTED = ("ndif.sandbox.protector", "ndif.runtime.process.reset")
+_UNTRUSTED_MODULES = ("ndif.sandbox.protector", "ndif.runtime.process.reset")
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ARGUMENTS = 45
 """Index of `arg_start` among the fields of /proc/self/stat after the command's name."""
@@ -103,7 +103,7 @@ def main(fd: int, generation: str, *, untrusted: bool) -> None:
 
 def _prepare_reset() -> None:
     """Import the policy and the reset, and copy the namespaces that a reset restores."""
-    for name in _OF_UNTRUSTED:
+    for name in _UNTRUSTED_MODULES:
         importlib.import_module(name)
     from ndif.runtime.process.namespaces import Namespaces
 
@@ -160,9 +160,9 @@ class ForkServer:
                 wake.recv(4096)
                 self._reap()
             if self._control.socket in ready:
-                self._obey()
+                self._handle_order()
 
-    def _obey(self) -> None:
+    def _handle_order(self) -> None:
         try:
             order, _, fds = self._control.expect(StartModule)
         except (EOFError, ConnectionError):

@@ -161,8 +161,8 @@ class Reset:
     def _check_objects(self, *, loaded: bool) -> None:
         """Raise ResetError if an object of the request is alive, whatever refers to it."""
         gc.collect()
-        for found in gc.get_objects():
-            if (name := _name_of_request_object(found, loaded=loaded)) is not None:
+        for obj in gc.get_objects():
+            if (name := _name_of_request_object(obj, loaded=loaded)) is not None:
                 raise ResetError(f"{name} is still alive")
         gc.freeze()
 
@@ -179,12 +179,12 @@ class Reset:
 def _descriptors() -> dict[int, tuple[int, ...]]:
     """Return the identity, mode and blocking flag of the file behind each open descriptor."""
     closed = {fd for fd, events in _DESCRIPTORS.poll(0) if events & select.POLLNVAL}
-    found: dict[int, tuple[int, ...]] = {}
+    descriptors: dict[int, tuple[int, ...]] = {}
     for fd in range(_MAX_DESCRIPTORS):
         if fd not in closed:
             facts = os.fstat(fd)
-            found[fd] = (facts.st_dev, facts.st_ino, facts.st_mode, os.get_blocking(fd))
-    return found
+            descriptors[fd] = (facts.st_dev, facts.st_ino, facts.st_mode, os.get_blocking(fd))
+    return descriptors
 
 
 _MAX_DESCRIPTORS = 256
@@ -203,17 +203,15 @@ def _start_threads(model: Any) -> None:
         model.tokenizer(["one", "two"])
 
 
-def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
+def _name_of_request_object(obj: Any, *, loaded: bool) -> str | None:
     """Return the name of an object that only a request can have created, not a library that it `loaded`."""
-    kind = type(found)
+    kind = type(obj)
     if kind is types.FunctionType:
-        file = found.__code__.co_filename
+        file = obj.__code__.co_filename
         if not file.startswith(FOLDERS) and not (loaded and file.startswith("<")):
-            return f"the function {found.__qualname__}"
-    if issubclass(kind, type) and not (
-        loaded and is_of_a_library(sys.modules.get(found.__module__))
-    ):
-        return f"the class {found.__qualname__}"
+            return f"the function {obj.__qualname__}"
+    if issubclass(kind, type) and not (loaded and is_of_a_library(sys.modules.get(obj.__module__))):
+        return f"the class {obj.__qualname__}"
     if issubclass(kind, torch.Tensor):
         return "a tensor"
     if kind in _RUNNING:

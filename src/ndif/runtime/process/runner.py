@@ -303,14 +303,14 @@ class Runner:
             moments.append(_now())
             # Printed text cannot be attributed to one of the requests.
             if not printed.getvalue():
-                answers = [self._answer(each, run) for each, run in zip(saves, runs, strict=True)]
+                answers = [self._answer(saved, run) for saved, run in zip(saves, runs, strict=True)]
         except DeviceError:
             raise
         except Exception:
             answers = [(None, b"")] * len(runs)  # rerun individually, each reports its own error
         report = _report(self._peak_bytes(), moments)
         self._channel.send(
-            SharedRunResults(tuple(each for each, _ in answers), report),
+            SharedRunResults(tuple(answer for answer, _ in answers), report),
             b"".join(content for _, content in answers),
         )
 

@@ -315,11 +315,11 @@ class WeightOwnerClient:
         self._node_spec, self._spec = spec, self._driver.select(spec)
         connection, owner_end = socket.socketpair()
 
-        def own() -> None:
+        def run() -> None:
             connection.close()
-            self._own(FrameChannel(owner_end), keep_cache=keep_cache)
+            self._run_owner(FrameChannel(owner_end), keep_cache=keep_cache)
 
-        self.owner = self._fork(own)
+        self.owner = self._fork(run)
         owner_end.close()
         # The socket stays open: the owner ends when it is closed.
         self._channel = FrameChannel(connection)
@@ -340,7 +340,7 @@ class WeightOwnerClient:
                     export: ModelExport = pickle.loads(body)  # noqa: S301 - a fork of this process sent it
                     return export
 
-    def _own(self, channel: FrameChannel, *, keep_cache: bool) -> None:
+    def _run_owner(self, channel: FrameChannel, *, keep_cache: bool) -> None:
         """Run the owner until the zygote ends or the weights are cached; report failures to the zygote."""
         start_threads(self._spec.threads)
         report_progress(channel)

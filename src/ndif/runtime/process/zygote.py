@@ -79,9 +79,9 @@ def main(fd: int, driver: Cuda | None = None) -> None:
     except Exception as error:
         traceback.print_exc()
         remove_code()
-        is_said = isinstance(error, UserFacingError)
-        why = sentence(error) if is_said else explain_unavailable(spec, error)
-        control.send(Signal.FAILED, why.encode())
+        is_explained = isinstance(error, UserFacingError)
+        reason = sentence(error) if is_explained else explain_unavailable(spec, error)
+        control.send(Signal.FAILED, reason.encode())
         return
     zygote.serve()
 
@@ -172,7 +172,7 @@ class Zygote:
 
         self._rehearsal = Rehearsal(run_as_runner)
 
-    def _note_pages(self, rehearsal: Rehearsal) -> None:
+    def _record_pages(self, rehearsal: Rehearsal) -> None:
         self._rehearsal = None
         self._pages = rehearsal.pages(but=self._spare).with_all_of(self._weights)
 
@@ -210,8 +210,8 @@ class Zygote:
     def _describe(self) -> bytes:
         from ndif.runtime.structure import structure_or_none
 
-        found = structure_or_none(self._generation.model._module, self._spec.files)
-        return b"" if found is None else json.dumps(found).encode()
+        structure = structure_or_none(self._generation.model._module, self._spec.files)
+        return b"" if structure is None else json.dumps(structure).encode()
 
     def _load_in_owner(self, driver: Cuda) -> Ready:
         """Load the weights in a weight owner, and build the model without weights here."""
@@ -248,16 +248,16 @@ class Zygote:
             ready = wait(channels)
             # Handled first: an owner's last message must be passed on before its end ends this process.
             if owner is not None and owner.channel in ready:
-                self._pass_on(owner)
+                self._relay_answer(owner)
             if rehearsal is not None and rehearsal.socket in ready:
-                self._note_pages(rehearsal)
+                self._record_pages(rehearsal)
             if wake in ready:
                 wake.recv(4096)
                 self._reap()
             if self._control.socket in ready:
-                self._obey(owner)
+                self._handle_order(owner)
 
-    def _obey(self, owner: WeightOwnerClient | None) -> None:
+    def _handle_order(self, owner: WeightOwnerClient | None) -> None:
         try:
             order, _, fds = self._control.receive()
         except (EOFError, ConnectionError):
@@ -280,7 +280,7 @@ class Zygote:
                     self._control.send(Signal.FAILED, sentence(error).encode())
                     self._end(1)
 
-    def _pass_on(self, owner: WeightOwnerClient) -> None:
+    def _relay_answer(self, owner: WeightOwnerClient) -> None:
         try:
             message, body = owner.answer()
         except (EOFError, OSError):
@@ -307,7 +307,7 @@ class Zygote:
     def _fork(self, runner: str, fd: int, *, fresh: bool, reused: bool) -> None:
         with self._first_to_be_killed or contextlib.nullcontext():
             pid = self._fork_child(
-                lambda: self._run_fresh(fd, reused=reused) if fresh else self._run_kept(fd)
+                lambda: self._run_untrusted(fd, reused=reused) if fresh else self._run_trusted(fd)
             )
         os.close(fd)
         self._runners[pid] = runner
@@ -324,7 +324,7 @@ class Zygote:
 
         return fork(run_apart)
 
-    def _run_kept(self, fd: int) -> None:
+    def _run_trusted(self, fd: int) -> None:
         """Run the process of a trusted runner, which serves requests in sequence."""
         from ndif.runtime.process.model_reset import ModelReset
         from ndif.runtime.process.runner import Runner
@@ -338,7 +338,7 @@ class Zygote:
         warm_up(self._generation.model)
         runner.serve(ModelReset(self._generation, self._driver))
 
-    def _run_fresh(self, fd: int, *, reused: bool) -> None:
+    def _run_untrusted(self, fd: int, *, reused: bool) -> None:
         """Run the process of an untrusted runner: confine it before it reads a request, then serve.
 
         With `reused`, it serves the requests of one key, else one request.

@@ -73,31 +73,33 @@ class CacheState:
     @property
     def total_bytes(self) -> int:
         """Return the size of all repositories."""
-        return sum(each.size_bytes for each in self.repositories)
+        return sum(repository.size_bytes for repository in self.repositories)
 
-    def may_go(self, one: CachedRepository) -> bool:
+    def may_go(self, repository: CachedRepository) -> bool:
         """Return True if a repository may be deleted."""
-        return not one.in_use and one.name.lower() not in self.protected
+        return not repository.in_use and repository.name.lower() not in self.protected
 
     def oldest(self, size_bytes: int) -> list[CachedRepository]:
         """Return the least recently used deletable repositories with these bytes; all if they have less."""
         chosen: list[CachedRepository] = []
-        for each in sorted(filter(self.may_go, self.repositories), key=lambda one: one.last_used):
-            if sum(one.size_bytes for one in chosen) >= size_bytes:
+        for repository in sorted(
+            filter(self.may_go, self.repositories), key=lambda repo: repo.last_used
+        ):
+            if sum(repo.size_bytes for repo in chosen) >= size_bytes:
                 break
-            chosen.append(each)
+            chosen.append(repository)
         return chosen
 
     def to_fit(self, name: str, missing: int) -> list[CachedRepository]:
         """Return the repositories to delete before one grows by `missing` bytes, or raise NoSpaceError."""
-        others = tuple(each for each in self.repositories if each.name != name)
-        coming = sum(each.coming_bytes for each in others)
+        others = tuple(repository for repository in self.repositories if repository.name != name)
+        coming = sum(repository.coming_bytes for repository in others)
         free = max(0, self.free_bytes - coming)
         over, chosen = missing - free, list[CachedRepository]()
         if self.limit_bytes is not None:
             over = max(over, self.total_bytes + coming + missing - self.limit_bytes)
             chosen = replace(self, repositories=others).oldest(over)
-        freed = sum(each.size_bytes for each in chosen)
+        freed = sum(repository.size_bytes for repository in chosen)
         if freed >= over:
             return chosen
         why = f"{format_size(free)} are free on this machine's disk ({self.folder})"
@@ -123,57 +125,61 @@ def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
     with deciding():
         delete_parts()
         state = scan(rules)
-        here, coming = next(
+        size, coming = next(
             (
-                (each.size_bytes, each.coming_bytes)
-                for each in state.repositories
-                if each.name == name
+                (repository.size_bytes, repository.coming_bytes)
+                for repository in state.repositories
+                if repository.name == name
             ),
             (0, 0),
         )
         if coming:  # another process downloads the same files
             missing = min(missing, coming)
-        deleted = [each.name for each in state.to_fit(name, missing) if delete(each.name)]
+        deleted = [
+            repository.name for repository in state.to_fit(name, missing) if delete(repository.name)
+        ]
         if deleted:
             # Check again: repositories may share files, so that less was freed than they hold.
             replace(scan(rules), limit_bytes=None).to_fit(name, missing)
-        note_coming(name, here + missing)
+        note_coming(name, size + missing)
     return deleted
 
 
 def scan(rules: CacheRules) -> CacheState:
     """Return the state of this machine's cache."""
     cache = hub_cache()
-    disk = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists()))
+    disk = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists()))
     limit = int(rules.limit * disk.total) if isinstance(rules.limit, float) else rules.limit
-    known = {} if not cache.is_dir() else {each.repo_path.name: each for each in _scan().repos}
+    repos = {} if not cache.is_dir() else {repo.repo_path.name: repo for repo in _scan().repos}
     return CacheState(
         cache,
-        tuple(_look_at(path, known.get(path.name)) for path in sorted(cache.glob(f"{_KIND}*"))),
+        tuple(_inspect(path, repos.get(path.name)) for path in sorted(cache.glob(f"{_KIND}*"))),
         disk.free,
         limit,
         frozenset(name.lower() for name in rules.protected),
     )
 
 
-def _look_at(path: Path, known: CachedRepoInfo | None) -> CachedRepository:
-    """Return the state of one repository; `known` is None after a killed download or deletion."""
+def _inspect(path: Path, repo: CachedRepoInfo | None) -> CachedRepository:
+    """Return the state of one repository; `repo` is None after a killed download or deletion."""
     name = path.name.removeprefix(_KIND).replace("--", "/")
     mark, locks = _mark(name), path.parent / ".locks" / path.name
     size, last_used, coming = 0, path.stat().st_mtime, 0
-    for file in path.glob("blobs/*.incomplete") if known is not None else path.rglob("*"):
+    for file in path.glob("blobs/*.incomplete") if repo is not None else path.rglob("*"):
         with contextlib.suppress(OSError):  # another process has deleted it
             size += file.lstat().st_size
-    if known is not None:
-        size, last_used = size + known.size_on_disk, known.last_modified
-    in_use = _is_held(mark, fcntl.LOCK_EX)
+    if repo is not None:
+        size, last_used = size + repo.size_on_disk, repo.last_modified
+    is_used = _is_held(mark, fcntl.LOCK_EX)
     with contextlib.suppress(OSError, ValueError):  # there is no mark, or the mark is empty
         last_used = max(last_used, mark.stat().st_mtime)
-        coming = max(0, int(mark.read_text()) - size) if in_use else 0
+        coming = max(0, int(mark.read_text()) - size) if is_used else 0
     # Downloads by other programs hold a lock of huggingface_hub.
-    in_use = in_use or any(_is_held(lock, fcntl.LOCK_SH) for lock in locks.glob("*.lock"))
-    revisions = sorted(each.commit_hash for each in known.revisions) if known is not None else ()
-    return CachedRepository(name, size, last_used, tuple(revisions), in_use, coming)
+    is_used = is_used or any(_is_held(lock, fcntl.LOCK_SH) for lock in locks.glob("*.lock"))
+    revisions = (
+        sorted(revision.commit_hash for revision in repo.revisions) if repo is not None else ()
+    )
+    return CachedRepository(name, size, last_used, tuple(revisions), is_used, coming)
 
 
 def delete(name: str) -> bool:
@@ -184,12 +190,14 @@ def delete(name: str) -> bool:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        found = _scan()
-        for repo in found.repos:
+        cache_info = _scan()
+        for repo in cache_info.repos:
             if repo.repo_path == path:
                 # Only this one: a copy of the repository may have the same commits.
-                alone = replace(found, repos=frozenset({repo}))
-                alone.delete_revisions(*(each.commit_hash for each in repo.revisions)).execute()
+                alone = replace(cache_info, repos=frozenset({repo}))
+                alone.delete_revisions(
+                    *(revision.commit_hash for revision in repo.revisions)
+                ).execute()
         shutil.rmtree(path, ignore_errors=True)  # for a partial one, which the library ignores
     return not path.exists()
 

@@ -75,11 +75,11 @@ def main(fd: int) -> None:
     end_with_parent()
     limit_memory(MEMORY_BYTES)
     with socket.socket(fileno=fd) as connection:
-        asked = connection.makefile("r").readline()
-        if not asked:  # the host has closed the socket
+        line = connection.makefile("r").readline()
+        if not line:  # the host has closed the socket
             return
-        question = from_json(OutlineQuestion, asked)
-        _take(question.environment)
+        question = from_json(OutlineQuestion, line)
+        _replace_environment(question.environment)
         answer: RepositoryFacts | Failure
         try:
             answer = find(question.spec, Path(question.folder))
@@ -89,7 +89,7 @@ def main(fd: int) -> None:
         connection.sendall(to_json(answer) + b"\n")
 
 
-def _take(variables: Mapping[str, str]) -> None:
+def _replace_environment(variables: Mapping[str, str]) -> None:
     """Replace this process's environment by the operator's, which the fork server does not have."""
     os.environ.clear()
     os.environ.update(variables)
@@ -98,9 +98,9 @@ def _take(variables: Mapping[str, str]) -> None:
 
 def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
     """Return the folder to measure, below `empty` if it is an outline, with facts from the hub."""
-    known, answers = None, True
+    info, answers = None, True
     try:
-        known = HfApi().model_info(
+        info = HfApi().model_info(
             spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S, files_metadata=True
         )
     except HfHubHTTPError:  # the download of the config below raises a more precise error
@@ -108,7 +108,9 @@ def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
     except Exception:  # the hub is unreachable; the files may be in the cache
         answers = False
     sizes = (
-        {} if known is None else {each.rfilename: each.size or 0 for each in known.siblings or ()}
+        {}
+        if info is None
+        else {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
     )
     _require_small(sizes)
     # The error of this download tells a missing repository, revision and permission apart.
@@ -116,16 +118,16 @@ def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
         spec.checkpoint, CONFIG, revision=spec.revision, local_files_only=not answers
     )
     snapshot = Path(config).parent
-    if known is None:
+    if info is None:
         return RepositoryFacts(str(snapshot), commit=snapshot.name)
     facts = RepositoryFacts(
         str(snapshot),
-        known.id,
-        known.pipeline_tag,
-        is_gated(known),
+        info.id,
+        info.pipeline_tag,
+        is_gated(info),
         snapshot.name,
         # From the hub, because the measured folder may lack the card and the tokenizer.
-        license_of(known.tags),
+        license_of(info.tags),
         has_tokenizer(sizes),
     )
     names = weights_of(sizes)
@@ -177,13 +179,13 @@ def _write(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(snapshot / name, folder / name)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        written = [
+        futures = [
             threads.submit(_write_header, folder / name, size, name, snapshot.name, spec)
             for name, size in weights.items()
         ]
         left = _MOST_HEADER_BYTES
-        for each in written:
-            left -= each.result()
+        for future in futures:
+            left -= future.result()
             if left < 0:
                 threads.shutdown(cancel_futures=True)
                 raise OutlineError(
@@ -210,13 +212,13 @@ def _write_header(file: Path, size: int, name: str, commit: str, spec: ModelSpec
 
 def _download(spec: ModelSpec, name: str, commit: str, start: int, end: int) -> bytes:
     """Return the bytes from `start` to `end` of a repository's file, or to its end."""
-    asked = {
+    headers = {
         **build_hf_headers(),
         "Range": f"bytes={start}-{end - 1}",
         "Accept-Encoding": "identity",
     }
     url = hf_hub_url(spec.checkpoint, name, revision=commit)
-    with get_session().stream("GET", url, headers=asked, timeout=HUB_TIMEOUT_S) as answer:
+    with get_session().stream("GET", url, headers=headers, timeout=HUB_TIMEOUT_S) as answer:
         hf_raise_for_status(answer)
         # A server without support for ranges sends the file from its beginning.
         skipped = 0 if answer.status_code == 206 else start

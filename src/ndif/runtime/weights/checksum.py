@@ -70,8 +70,8 @@ def _sums(tensors: Mapping[str, torch.Tensor], keys: Mapping[torch.device, _Key]
     """Return the keyed sum of each tensor's bytes, with one synchronization per device."""
     sums: dict[str, int] = {}
     for device, key in keys.items():
-        here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
-        sums.update(zip(here, _sums_on_device(list(here.values()), key), strict=True))
+        on_device = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
+        sums.update(zip(on_device, _sums_on_device(list(on_device.values()), key), strict=True))
     return sums
 
 

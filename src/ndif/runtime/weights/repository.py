@@ -91,10 +91,10 @@ def require_harmless(folder: Path, *, remote_code: bool, pickled: bool) -> None:
                     f"Its {file.relative_to(folder)} names {value[:_SHOWN]!r} as {key!r}. A repository may "
                     "name files of its own alone, without `..` and without a leading slash."
                 )
-    if not pickled and (found := [file for file in weights(folder).files if is_pickled(file)]):
+    if not pickled and (pickles := [file for file in weights(folder).files if is_pickled(file)]):
         raise RepositoryError(
-            f"Its weights are pickled ({found[0].name}), and reading a pickle can run code. Ask its author "
-            "for safetensors; the server's operator can allow pickled weights "
+            f"Its weights are pickled ({pickles[0].name}), and reading a pickle can run code. Ask its "
+            "author for safetensors; the server's operator can allow pickled weights "
             "(NDIF_ALLOW_PICKLED_WEIGHTS)."
         )
 
@@ -200,9 +200,9 @@ def _entries(content: Any) -> Iterator[tuple[str, str]]:
         if isinstance(value, str):
             yield key, value
         elif isinstance(value, dict):
-            left += [(key if key in _COLLECTIONS else name, each) for name, each in value.items()]
+            left += [(key if key in _COLLECTIONS else name, item) for name, item in value.items()]
         elif isinstance(value, list):
-            left += [(key if key in _COLLECTIONS else "", each) for each in value]
+            left += [(key if key in _COLLECTIONS else "", item) for item in value]
 
 
 def _is_path(file: Path, folder: Path, key: str, *, remote_code: bool) -> bool:

@@ -47,13 +47,13 @@ def from_safetensors(folder: Path) -> Source:
 
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
         files = dict(_files(folder))
-        found = {}
+        tensors = {}
         for name in names:
             stored = next((other for other in _spellings(name, files) if other in files), None)
             if stored is not None:
                 with safe_open(files[stored], framework="pt") as file:
-                    found[name] = file.get_tensor(stored)
-        return found
+                    tensors[name] = file.get_tensor(stored)
+        return tensors
 
     return read
 

@@ -59,7 +59,7 @@ def distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], d
     """Return the tensors without duplicates, and each name's index among them; tied names share one."""
     different = {id(tensor): tensor for tensor in tensors.values()}
     index = {key: number for number, key in enumerate(different)}
-    return list(different.values()), {name: index[id(each)] for name, each in tensors.items()}
+    return list(different.values()), {name: index[id(tensor)] for name, tensor in tensors.items()}
 
 
 def check(module: torch.nn.Module, names: Iterable[str]) -> None:
@@ -113,8 +113,8 @@ class ExportedWeights:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors by name, mapped into this process without a copy."""
-        made = [function(*arguments) for function, arguments in self.handles]
-        return {name: made[place] for name, place in self.names.items()}
+        tensors = [function(*arguments) for function, arguments in self.handles]
+        return {name: tensors[place] for name, place in self.names.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,16 +227,16 @@ def spread(module: Any, max_memory: Mapping[int, int] | None) -> dict[str, Any]:
     given = None if max_memory is None else dict(max_memory)
     balanced = get_balanced_memory(module, given, no_split_module_classes=unsplit)
     gpus = {device: size for device, size in balanced.items() if device not in _ELSEWHERE}
-    found: dict[str, Any] = infer_auto_device_map(
+    device_map: dict[str, Any] = infer_auto_device_map(
         module, max_memory=gpus, no_split_module_classes=unsplit
     )
-    left_out = sorted(name for name, device in found.items() if device in _ELSEWHERE)
+    left_out = sorted(name for name, device in device_map.items() if device in _ELSEWHERE)
     if left_out:
         raise WeightsError(
             f"There is no room on the devices for all of the model: {left_out[0] or 'it'} was left "
             "out. Give it more devices, or more of them."
         )
-    return found
+    return device_map
 
 
 _REPORT_INTERVAL_S = 0.05
