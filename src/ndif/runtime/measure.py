@@ -5,8 +5,8 @@ confines itself to that folder, with a memory limit, before it reads any file th
 time. The architecture is built from the config on the meta device, so no weights are read. The config must
 agree with the headers of the weights.
 
-The size is that of the loaded model: its parameters and buffers in their dtypes. If the files hold more
-than twice as much, the surplus counts too: unused weights stay mapped beside used ones.
+The result is the size of the loaded model: its parameters and buffers in their dtypes. If the files hold
+more than twice as much, the surplus counts too: unused weights stay mapped beside used ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MEMORY_BYTES = 1 << 30
 """Memory that a process may take for one model, on top of the memory that it inherits by the fork."""
 _MAX_THREADS = 64
 _LAST_S = 120
-"""Seconds after which the process ends itself, in case the host that limits its time is gone."""
+"""Seconds after which the process ends itself, in case the host, which limits its time, has ended."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Floating types of loaded models, by their names in safetensors."""
 _ITEM_BYTES = {
@@ -64,12 +64,12 @@ _PACKED = ("U8", "I8", "I16", "I32", "I64")
 _PER_BYTE = 4
 """Most parameters in a byte of a packed tensor."""
 _HEADS = 1 << 20
-"""Allowance, in parameters, for a new head that the files of a small model lack."""
+"""Allowance, in parameters, for a new head, which the files of a small model lack."""
 _LONGEST = 4096
 
 
 class UnknownError(UserFacingError):
-    """A model cannot be measured; the message says why."""
+    """A model cannot be measured; the message is the reason."""
 
 
 def main(fd: int) -> None:
@@ -212,7 +212,7 @@ def _header(file: Path) -> dict[str, tuple[str, int]]:
     try:
         metadata = parse_local_safetensors_file_metadata(file)
     except SafetensorsParsingError as error:
-        raise UnknownError(f"Its {file.name} is no file of safetensors.") from error
+        raise UnknownError(f"Its {file.name} is not a safetensors file.") from error
     tensors: dict[str, tuple[str, int]] = {}
     with file.open("rb") as opened:
         left = file.stat().st_size - _LENGTH - int.from_bytes(opened.read(_LENGTH), "little")
@@ -222,7 +222,7 @@ def _header(file: Path) -> dict[str, tuple[str, int]]:
         left -= stop - start
         if not 0 <= count * _ITEM_BYTES.get(tensor.dtype, _LEAST_BYTES) <= stop - start or left < 0:
             raise UnknownError(
-                f"The header of its {file.name} tells of more than there is in the file."
+                f"The header of its {file.name} describes more data than the file has."
             )
         tensors[name] = (tensor.dtype, count)
     return tensors
@@ -273,7 +273,7 @@ def _build(spec: ModelSpec, config: Any, dtype: torch.dtype) -> Any:
         except Exception as failed:
             error = error or failed
     if error is None:
-        raise UnknownError(f"{spec.checkpoint!r} does not say what architecture it has.")
+        raise UnknownError(f"{spec.checkpoint!r} does not name its architecture.")
     raise UnknownError(explain_unavailable(spec, error)) from error
 
 
@@ -307,7 +307,7 @@ def _dtype(spec: ModelSpec, config: Any, files: Files) -> torch.dtype:
     if dtype is None and spec.generation == "0.8":
         from nnsight.modeling.quantization import resolve_load_kwargs
 
-        # A quantization stands for its compute dtype here, an upper bound: quantized weights take less.
+        # The compute dtype of a quantization gives an upper bound: quantized weights take less memory.
         dtype = _dtype_named(resolve_load_kwargs({"dtype": name}, quantize=False)["dtype"])
     if dtype is None:
         raise UnknownError(f"There is no dtype {spec.dtype!r} to load {spec.checkpoint!r} in.")

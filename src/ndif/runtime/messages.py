@@ -1,7 +1,7 @@
 """The messages between a host and the processes of a model; each message is the header of a frame.
 
 Messages without fields are members of `Signal`. The body of a frame is not described here: it is a
-payload, a result, a printed line, or the sentence of a failure.
+payload, a result, a printed line, or the text of a failure.
 """
 
 from __future__ import annotations

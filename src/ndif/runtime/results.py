@@ -75,7 +75,7 @@ class _HostFile(io.FileIO):
 
 @contextlib.contextmanager
 def _opened(fd: int) -> Iterator[_HostFile]:
-    """Open a file of the host; raise ResultNotStoredError if its disk fails, not for other errors."""
+    """Open a file of the host; raise ResultNotStoredError only if its disk fails."""
     raw = _HostFile(fd, "wb", closefd=False)
     try:
         yield raw
@@ -86,13 +86,13 @@ def _opened(fd: int) -> Iterator[_HostFile]:
         raise ResultNotStoredError(
             "The block ran, but the server's disk "
             + ("is full" if is_full else f"failed ({raw.failure.strerror})")
-            + ", so that its result could not be stored. Nothing is wrong with the block: send it again "
-            "later, or tell the server's operator."
+            + ", so its result could not be stored. The block has no error: send it again later, or "
+            "notify the server's operator."
         ) from error
 
 
 class _Meter(io.RawIOBase):
-    """A file that counts its bytes, and keeps them up to `keep` of them."""
+    """A file that counts its bytes, and keeps them if they are at most `keep`."""
 
     def __init__(self, limit: int, keep: int) -> None:
         self.size = 0
@@ -120,16 +120,16 @@ class _Meter(io.RawIOBase):
 
 
 class ClientDefinitions(Protocol):
-    """Facts about the classes and functions of one request, as its client has them."""
+    """Facts about the client's classes and functions in one request."""
 
     def is_from_request(self, value: type | types.FunctionType) -> bool:
-        """Return True if the request brought `value`, so that its client has it under its name."""
+        """Return True if the request brought `value`: its client has an object of that name."""
 
     def original(self, value: object) -> tuple[str, str] | None:
-        """Return module and name of the object that `value` replaces in a block; None if none."""
+        """Return the module and name of the object that `value` replaces in a block, or None."""
 
     def unguarded(self, function: types.FunctionType) -> types.FunctionType:
-        """Return a block's function without the policy's changes, as its client would have made it."""
+        """Return a block's function without the policy's changes, as on its client."""
 
 
 class TrustedDefinitions:
@@ -180,7 +180,7 @@ class Result:
             if meter.size <= max_bytes:
                 raise
             raise ResultTooLargeError(
-                f"The saved values take more than {format_size(max_bytes)}, the most that you are sent "
+                f"The saved values take more than {format_size(max_bytes)}, the limit for a result "
                 "(NDIF_MAX_RESULT_BYTES, or a limit of your API key). Save fewer values, or reduce them "
                 "inside the trace: a slice, a mean, .to(torch.bfloat16)."
             ) from error
@@ -236,7 +236,7 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     definitions: ClientDefinitions
     from_request: dict[int, tuple[Any, bool]]
-    """First answers of `is_from_request`, by id: pickling a class by value makes later answers True."""
+    """First answers of `is_from_request`, by id: once a class is pickled by value, later ones are True."""
 
     def reducer_override(self, obj: Any) -> Any:
         original = self.definitions.original(obj)
@@ -345,7 +345,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _reduce_module(module: torch.nn.Module) -> Any:
-    """Reduce a module of the model without what nnsight 0.6 and 0.7 added to it in this process."""
+    """Reduce a module of the model without the attributes and hooks that nnsight 0.6 and 0.7 added here."""
     own = vars(module)
     if "__nnsight_forward__" not in own:
         return NotImplemented
@@ -359,7 +359,7 @@ def _reduce_module(module: torch.nn.Module) -> Any:
 
 
 _NNSIGHT_ATTRIBUTES = ("forward", "__path__", "__source_accessor__", "_persistent_id")
-"""Attributes that nnsight adds to a module, besides those that begin with `__nnsight_`."""
+"""Attributes that nnsight adds to a module, besides attributes that begin with `__nnsight_`."""
 
 
 def _without_nnsight_hooks(hooks: Any) -> Any:
@@ -383,4 +383,4 @@ class _Module:
 
 
 torch.serialization.set_crc32_options(False)
-"""TCP has its own checksums, and torch.load ignores those of the zip archive."""
+"""TCP has its own checksums, and torch.load ignores the checksums of the zip archive."""

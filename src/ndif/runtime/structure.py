@@ -19,11 +19,11 @@ import torch
 from ndif.runtime.weights.card import has_tokenizer, read_license
 
 MAX_BYTES = 1 << 17
-"""Largest structure, in bytes of JSON; that of a 70B model has about four thousand."""
+"""Largest structure, in bytes of JSON; the structure of a 70B model has about four thousand."""
 _MAX_NODES, _MAX_DEPTH, _MAX_MODULES = 1024, 24, 200_000
 _MAX_CHILDREN, _MAX_PARAMETERS, _MAX_DIMENSIONS, _MAX_RUNS = 256, 32, 8, 256
 _MAX_NAME = 128
-"""Largest length of a module's name. A longer name is left out: a truncated path would be wrong."""
+"""Largest length of a module's name. A longer name is omitted: a truncated path would be wrong."""
 _LARGEST = 1 << 62
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _NUMBERS = {

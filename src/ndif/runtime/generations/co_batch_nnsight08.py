@@ -2,11 +2,11 @@
 
 nnsight runs the invokes of one trace in one pass, each with its own rows. Here each trace becomes such an
 invoke, if three conditions hold. Its block is row-wise (`row_wise`). Its prompts have as many tokens as the
-others, so that nothing is padded. The values that it reads and edits were observed to have a row for each
-prompt, equal to a pass of that prompt alone up to rounding.
+other prompts, so that none is padded. The values that its block reads and edits were observed to have a row
+for each prompt, equal to a pass of that prompt alone up to rounding.
 
-Any other trace, and any that raises an error, must run alone. So must every trace of a model that is
-quantized or has experts: its values in one row may depend on other rows.
+Any other trace, and any trace that raises an error, must run alone. Every trace of a model that is
+quantized or has experts must run alone, too: the model's values in one row may depend on other rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ndif.runtime.generations.unsaved import Unsaved
 _MOST_TOKENS = 4096
 """Most tokens in one pass; beyond that, separate passes take no longer."""
 _ROWS, _TOKENS = 3, 5
-"""Shape of the pass that explores a model: unusual sizes, not to be confused with a model's dimensions."""
+"""Shape of the pass that explores a model: unusual sizes, chosen to differ from its dimensions."""
 _ATTEMPTS = 2
 _PLAIN = (
     int,
@@ -346,7 +346,7 @@ class _Copies:
     """Copies of saved values without the rows of other traces, which views of a pass would include."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._copies: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def of(self, value: Any) -> Any:
         """Return a value with a copy of each view; identical views share one copy.
@@ -358,10 +358,10 @@ class _Copies:
             size = value.untyped_storage().nbytes()
             if value.is_contiguous() and size == value.numel() * value.element_size():
                 return value
-            if _place(value) not in self._made:
+            if _place(value) not in self._copies:
                 copy = value.detach().clone()
-                self._made[_place(value)] = copy.requires_grad_(value.requires_grad)
-            return self._made[_place(value)]
+                self._copies[_place(value)] = copy.requires_grad_(value.requires_grad)
+            return self._copies[_place(value)]
         if type(value) in (list, tuple, set):
             return type(value)(map(self.of, value))
         if type(value) is dict:
@@ -417,7 +417,7 @@ class _Observation:
     """The value at one location of a pass."""
 
     value: Any
-    """A copy."""
+    """A copy of the value."""
     originals: list[tuple[torch.Tensor, int]]
     """The original tensors, with their versions at the time of the copy."""
 

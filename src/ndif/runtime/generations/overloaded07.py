@@ -23,7 +23,7 @@ MAKE, FILL = "_make_skeleton_class", "_class_setstate"
 _SUFFIX = ".Preserved"
 _PREFIX = "nns_"
 _VALUES = ("output", "input", "inputs", "source")
-"""Attributes that a submodule may hide. Others get no `nns_` name, because policies deny them by name."""
+"""Attributes that a submodule may hide. Only these get an `nns_` name: policies deny attributes by name."""
 
 _own_classes: list[type] = []
 

@@ -2,13 +2,13 @@
 
 The source of a block must be in a small language: named parts of the model, the values of their `output`
 and `input`, arithmetic on values, loops, and containers. A block in that language affects only its own
-values. So it can share a forward pass with others, and be rerun if that fails. Any other block must run
-alone.
+values. So the block can share a forward pass with others, and can be rerun if that pass fails. Any other
+block must run alone.
 
 If a block runs alone, the model continues with the object that the block assigns to a part. In a shared
-pass, that object is copied into the block's rows. Both give the same result if nothing is later written
-into the assigned or the replaced object. So a block may either assign or write in place, and only blocks of
-the same kind share a pass.
+pass, that object is copied into the block's rows. Both give the same result if no later write changes the
+assigned or the replaced object. So a block may either assign or write in place, and only blocks of the same
+kind share a pass.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class ExpressionKind(Enum):
     VALUE = auto()
     """A tensor, number, string, or a container of these. A tensor may share memory with the model's."""
     OWN = auto()
-    """A `VALUE` that the block created or brought along, so that writing into it changes nothing else."""
+    """A `VALUE` that the block created or brought along, so a write into it has no other effect."""
     TORCH = auto()
     """`torch`, `torch.nn` or `torch.nn.functional`."""
     NNSIGHT = auto()
-    """`nnsight`, of which a block may call `save`."""
+    """The module `nnsight`; a block may call its `save`."""
     OTHER = auto()
     """Any other value from the block's script."""
 
@@ -117,9 +117,9 @@ class _Block:
         self._names = dict(names)
         self._modules = modules
         self.assigns = False
-        """True if a value is assigned to a part."""
+        """True if the block assigns a value to a part."""
         self.writes = False
-        """True if something is written into a value."""
+        """True if the block writes into a value."""
 
     def follow(self, statements: list[ast.stmt]) -> None:
         """Interpret the block until the kinds are stable, because a loop may bind a name after its use."""

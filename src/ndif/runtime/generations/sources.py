@@ -1,7 +1,7 @@
 """The modules whose `.source` a block names, instrumented before the model runs.
 
-nnsight instruments a module when its `.source` is read. In the user's process that may happen before the
-trace. On the server, the block may be the first reader, when the forward pass has begun, which is too late.
+nnsight instruments a module when its `.source` is read. In the user's process, code before the trace may
+read it. On the server, the block may be the first reader, when the forward pass has begun: too late.
 So the text of a block, and of the functions sent with it, is searched for `.source`. If an expression may
 refer to several modules, all are instrumented, which changes no values. Modules that the search misses are
 instrumented on reading, as usual.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SAME_ITEMS = frozenset(("enumerate", "zip", "list", "tuple", "reversed", "iter", "next"))
 _SAME_ITEMS_METHODS = frozenset(("items", "values", "children", "named_children"))
 _ANY = "*"
-"""The index of an item if the text does not determine it."""
+"""The index of an item that the text does not determine."""
 
 _functions: list[tuple[str, FunctionType]] = []
 """The functions of the present request, with their texts."""

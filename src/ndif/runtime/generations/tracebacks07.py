@@ -154,8 +154,8 @@ def _make_function_in_place(*arguments: Any) -> FunctionType:
 def _undecorated(source: str, *others: Any) -> tuple[Any, ...]:
     """Return the arguments of `make_function` without the decorators of a closure.
 
-    Decorators would run before the names that they use are filled in. They are also applied already: a
-    decorator's wrapper is sent as a function of its own.
+    Decorators would run before the names that they use are filled in. The client has already applied the
+    decorators: it sends a decorator's wrapper as a separate function.
     """
     names, first = others[-2:]
     with contextlib.suppress(SyntaxError, ValueError):

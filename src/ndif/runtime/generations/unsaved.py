@@ -22,7 +22,7 @@ _BEFORE_OTHER_NAMES = frozenset(
 
 
 class Unsaved:
-    """The contents, before a block runs, of the containers in its script that it refers to."""
+    """The containers that a block takes from its script, with their contents before the block runs."""
 
     def __init__(self, *scopes: Mapping[str, Any]) -> None:
         self._before = {
@@ -47,8 +47,8 @@ class Unsaved:
         for name, value in filled:
             expression = _KINDS.get(type(value), f"{type(value).__name__}(...)")
             yield (
-                f"The block filled {name!r}, which was made outside of it. It was filled on the server, "
-                f"and yours stays as it was: make it in the block, with `{name} = {expression}.save()`."
+                f"The block filled {name!r}, which was made outside of it. The server filled a copy, and "
+                f"yours is unchanged: make it in the block, with `{name} = {expression}.save()`."
             )
         if count == 0 and not filled:
             names = list(dict.fromkeys(name for code in codes for name in _bound(code)))[
@@ -58,7 +58,7 @@ class Unsaved:
             if names:
                 yield (
                     f"The block saved nothing, so none of its values comes back ({', '.join(names)}). "
-                    f"Save in it what you want to read after it, with `{names[-1]} = {names[-1]}.save()`."
+                    f"Save in it the values that you need later, with `{names[-1]} = {names[-1]}.save()`."
                 )
 
 

@@ -71,7 +71,7 @@ _start = interleaving.Mediator.start
 
 
 def _start_and_record(mediator: Any, interleaver: Any) -> None:
-    """Replace `Mediator.start`: note the mediator for which nnsight calls `_thread`."""
+    """Replace `Mediator.start`: record the mediator for which nnsight calls `_thread`."""
     _mediators.append(mediator)
     try:
         _start(mediator, interleaver)
@@ -82,7 +82,7 @@ def _start_and_record(mediator: Any, interleaver: Any) -> None:
 def _thread(
     *, target: Callable[..., None], args: tuple[Any, ...] = (), **others: Any
 ) -> threading.Thread:
-    """Replace `Thread`: also report `sys.exit` to the mediator; else the model would wait forever."""
+    """Replace `Thread`: also report `sys.exit` to the mediator, because the model would wait forever."""
     mediator = _mediators[-1]
 
     def run() -> None:
@@ -135,7 +135,7 @@ def _codes_of(mediator: Any) -> list[tuple[CodeType, int]]:
 
 
 def _handle_swap_and_record(mediator: Any, provider: Any, requester: Any, value: Any) -> Any:
-    """Replace `Mediator.handle_swap_event`: note the position of the block, whose thread waits meanwhile.
+    """Replace `Mediator.handle_swap_event`: record the position of the block, whose thread waits meanwhile.
 
     `Mediator.swap`, which that thread calls, cannot be replaced: it searches its callers for the block.
     """
@@ -199,7 +199,7 @@ class _AbsentModule(torch.nn.Module):
 class _Objects(dict[str, Any]):
     """The objects that a payload may refer to; an unknown module becomes an `_AbsentModule`.
 
-    A request refers to every module that its author ever attached to the model, used or not.
+    A request refers to every module that its author ever attached to the model, whether used or not.
     """
 
     def explain_absent_in(self, text: str) -> str:
@@ -430,7 +430,7 @@ StreamTracer.execute = _execute_with_source
 
 
 def _users_frame() -> FrameType | None:
-    """Replace `get_non_nnsight_frame`: also skip frames of this package, which are not the user's."""
+    """Replace `get_non_nnsight_frame`: also skip frames of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back

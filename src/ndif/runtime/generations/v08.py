@@ -81,7 +81,7 @@ class Nnsight08(Generation):
     def load(self, spec: ModelSpec) -> None:
         arguments = load_arguments(spec)
         if arguments.get("device_map", "auto") != "auto":
-            # With the map only, the pipeline moves the model to the first GPU.
+            # With only the map, the pipeline moves the model to the first GPU.
             arguments["device"] = arguments["device_map"]
         elif spec.device == "cpu":
             # Without a device, the pipeline uses the first GPU if CUDA has started.
@@ -128,7 +128,7 @@ class Nnsight08(Generation):
             for hint in unsaved.hints(saved, len(values), [code]):
                 print(hint)
         except BaseException as error:
-            # nnsight stores a block's own traceback before the error's gets the model's frames.
+            # nnsight stores the block's own traceback before the error passes through the model's frames.
             tb = getattr(error, "__intervention_tb__", error.__traceback__)
             block = getattr(error, _BLOCK, "")
             raise BlockError(explain(error, tb, _INTERNAL) + block) from error
@@ -218,14 +218,14 @@ class Nnsight08(Generation):
 # The modules whose `.source` a request reads
 
 _VIEWS = (source.Source, source.SourceEnvoy)
-"""Classes of a module's `.source`; a block's payload includes those that it takes from its script."""
+"""Classes of a module's `.source`; a payload has the instances that its block takes from the script."""
 
 _instrumented: set[source.State] = set()
 _install_source = envoy.install_source
 
 
 def _install_and_record(part: envoy.Envoy) -> source.Compiled:
-    """Replace `install_source`: note the instrumented module, for `forget`."""
+    """Replace `install_source`: record the instrumented module, for `forget`."""
     compiled = _install_source(part)
     _instrumented.add(vars(part._module)[source.STATE])
     return compiled
@@ -284,7 +284,7 @@ def _lines_of(mediator: Any) -> Iterator[str]:
 
 
 def _swap_and_record(cls: Any, location: str, *arguments: Any) -> Any:
-    """Replace `Mediator.swap`: note the position of the block."""
+    """Replace `Mediator.swap`: record the position of the block."""
     setattr(cls.current(location), _LAST_SWAP, _stack_of(sys._getframe(1)))
     return _swap(location, *arguments)
 
@@ -312,9 +312,9 @@ interleaver.Mediator.swap = classmethod(_swap_and_record)
 # Methods that use `super()`
 
 
-@functools.wraps(_load_function)  # its name, by which this process's own payloads call it
+@functools.wraps(_load_function)  # keeps the name, by which this process's own payloads call it
 def _load_method(source: str, *given: Any) -> FunctionType:
-    """Replace `_load_function`: give a method that uses `super()` a cell for its class; note it."""
+    """Replace `_load_function`: give a method that uses `super()` a cell for its class; record it."""
     function = _method(source, *given)
     trusted.record(function)
     sources.record(source, function)
@@ -346,7 +346,7 @@ def _with_cell(function: FunctionType, source: str, line: int) -> FunctionType:
     # Python does not mangle names in a class with this name.
     tree = ast.parse("class _: pass")
     [around] = tree.body
-    assert isinstance(around, ast.ClassDef)  # noqa: S101 - it is what was parsed
+    assert isinstance(around, ast.ClassDef)  # noqa: S101 - the parsed text is a class
     around.body = ast.parse("\n" * (line - 1) + source).body
     # Under a policy, `serialization.compile` is the policy's.
     compiled = serialization.compile(tree, function.__code__.co_filename, "exec")

@@ -78,7 +78,7 @@ def main(fd: int, generation: str, *, untrusted: bool) -> None:
     os.environ[_NVML_CHECK] = "1"
     for name in _IMPORTED:
         importlib.import_module(name)
-    # The machine may lack the system libraries of these; a confined child then reports the error.
+    # The machine may lack system libraries for these modules; a confined child then reports the error.
     for name in _CONFINEMENT:
         with contextlib.suppress(ImportError, RuntimeError, OSError):
             importlib.import_module(name)
@@ -173,7 +173,7 @@ class ForkServer:
             pid = fork(lambda: self._run(status, output, order.module, channel))
         except OSError:
             traceback.print_exc()
-            status.close()  # tells the host that the fork failed
+            status.close()  # reports the failed fork to the host
         else:
             self._children[pid] = status
             with contextlib.suppress(OSError):  # the host has closed the channel

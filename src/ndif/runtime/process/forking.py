@@ -61,7 +61,7 @@ class Rehearsal:
     def pages(self, but: range = range(0)) -> ForkPages:
         """Return the pages that the fork has read and written, except written ones in `but`.
 
-        If the fork failed, there are none.
+        Return no pages if the fork failed.
         """
         with self.socket, contextlib.suppress(OSError):  # the fork was killed
             if self.socket.recv(1):
@@ -70,7 +70,7 @@ class Rehearsal:
 
 
 def _without(ranges: array.array[int], left_out: range) -> array.array[int]:
-    """Return addresses and lengths without those in `left_out`."""
+    """Return addresses and lengths without the addresses in `left_out`."""
     kept, pairs = array.array("Q"), iter(ranges)
     for start, length in zip(pairs, pairs, strict=True):
         end = start + length

@@ -49,7 +49,7 @@ if _HAS_TRIM:
 
 
 def settle() -> range:
-    """Prepare this process's heap for forks, in place; return the addresses that they need not prefetch."""
+    """Prepare this process's heap for forks, in place; return addresses that forks need not prefetch."""
     if not _HAS_MALLINFO:
         return range(0)
     _libc.malloc_trim(0)

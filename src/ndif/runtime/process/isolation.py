@@ -44,9 +44,12 @@ class Isolation:
     namespaces: Namespaces | None = None
     """The namespaces before any user code has run; None if each runner runs one request."""
     model_state: ModuleTreeState | None = None
-    """The model's state at that time; None also if each runner maps the weights at its own addresses."""
+    """The model's state before any user code has run.
+
+    None if each runner runs one request, or maps the weights at its own addresses.
+    """
     settings: Sequence[ProcessSetting] | None = None
-    """The list of the process's settings, found once; None if each runner runs one request."""
+    """The list of the process's settings, determined once; None if each runner runs one request."""
 
     @classmethod
     def prepare(
@@ -63,7 +66,7 @@ class Isolation:
         return cls(untrusted, confinement, policy, _permitted(untrusted, confinement))
 
     def warm_up(self, warmup_request: WarmupRequest) -> None:
-        """Run the warm-up request under the policy; later requests then find modules and files loaded."""
+        """Run the warm-up request under the policy: later requests then find modules and files loaded."""
         with nullcontext() if self.policy is None else self.policy.caching_prefix():
             warmup_request.run(self.policy)
 

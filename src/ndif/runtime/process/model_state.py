@@ -17,7 +17,7 @@ from ndif.runtime.process.procfs import ProcFiles
 
 
 class ResetError(Exception):
-    """The process cannot be reset; the message names what the request left behind."""
+    """The process cannot be reset; the message names the effect that the request left."""
 
 
 class ModuleTreeState:
@@ -60,7 +60,7 @@ class ModuleTreeState:
         for at in self._versions.changed():
             now, before = self._dicts[at], self._copies[at]
             if not has_same_members(now, before):
-                # A subclass may override these; an OrderedDict keeps its order with its own methods only.
+                # A subclass may override these methods; only OrderedDict's own methods maintain its order.
                 kind = OrderedDict if isinstance(now, OrderedDict) else dict
                 kind.clear(now)
                 kind.update(now, before)
@@ -74,7 +74,7 @@ class ModuleTreeState:
     def _restore_tensors(self) -> None:
         """Restore `requires_grad` and drop gradients; raise ResetError if a weight was changed.
 
-        Each property is read of all weights at once, because there are hundreds of weights.
+        Each property is read for all weights at once, because there are hundreds of weights.
         """
         tensors = self._tensors
         if _forms(tensors) != self._forms:

@@ -48,9 +48,10 @@ _ABSENT = object()
 class Namespaces:
     """A shallow copy of every module, class and module-level instance, and of each container in them.
 
-    It finds and restores changes. The cost grows with the number of changes rather than the size of the
-    namespaces, because an equal version proves a dictionary unchanged. The zygote creates the copy, so that
-    all forks share it. A fork server creates one earlier, for the zygotes of all its models.
+    The copy serves to find and restore changes. The cost grows with the number of changes rather than the
+    size of the namespaces, because an equal version proves that a dictionary is unchanged. The zygote
+    creates the copy, so that all forks share it. A fork server creates one earlier, for the zygotes of all
+    its models.
     """
 
     of_fork_server: ClassVar[Namespaces | None] = None
@@ -80,9 +81,9 @@ class Namespaces:
 
     @classmethod
     def of_this_process(cls, *, functions: bool) -> Namespaces:
-        """Return the namespaces of this process; extend those of its fork server if possible.
+        """Return the namespaces of this process, if possible by extending the fork server's copy.
 
-        With `functions` a new copy is needed: only that finds functions that a fork server has frozen.
+        With `functions`, a new copy is needed: only a new copy finds functions that a fork server froze.
         """
         namespaces = cls.of_fork_server
         if namespaces is None or functions:
@@ -103,7 +104,6 @@ class Namespaces:
         self._record_words()
 
     def _record_words(self) -> None:
-        """Record the versions of dictionaries, the parts of functions, and the items of containers."""
         self._function_parts = _Words(self._functions, _function_offsets())
         self._versions = DictVersions(self._dicts)
         self._record_items()
@@ -175,7 +175,7 @@ class Namespaces:
     def inherit(self) -> None:
         """Adopt the changes that a fork itself makes, and the modules that it has loaded since.
 
-        For example, locks are recreated and the thread has another id. If the weights are on a GPU, many
+        For example, locks are recreated, and the thread gets another id. If the weights are on a GPU, many
         modules are loaded only after the start of its driver.
         """
         self.adopt(self._changes_without_warnings())
@@ -193,8 +193,8 @@ class Namespaces:
     def _changes_without_warnings(self) -> list[Change]:
         """Return all changes, and remove the warning registries of changed modules.
 
-        Registries found after a request are then its own. Unchanged modules are not written to, because
-        that would cost a fork a page of memory for each.
+        Registries found after a request then belong to that request. Unchanged modules are not written to,
+        because that would cost a fork a page of memory for each.
         """
         changes = self.changes()
         for change in changes:
@@ -218,7 +218,7 @@ class Namespaces:
         return changes
 
     def restore_modules(self, is_of_a_library: Callable[[object], bool]) -> str:
-        """Restore `sys.modules`, except for new modules of libraries; return the name of one, or ""."""
+        """Restore `sys.modules`, but keep new modules of libraries; return the name of one, or ""."""
         now, before, loaded = sys.modules, self._modules, ""
         for name in {**before, **now} if self._has_other_modules() else ():
             if _has_same(now, before, name):
@@ -254,7 +254,7 @@ class Change:
     name: str
     at: int
     members: dict[Any, Any] | None
-    """The present members of a namespace; None for another container."""
+    """The present members of a namespace; None for a container."""
     before: Any
     owner: Any
     """The class whose members a namespace holds, or the container."""
@@ -345,7 +345,7 @@ def _map_words(
 
 
 class _Span:
-    """The words from an address on, for numpy. A ctypes array would create a class for each size."""
+    """The words at and after an address, for numpy. A ctypes array would create a class for each size."""
 
     def __init__(self, start: int, words: int) -> None:
         self.__array_interface__ = {
@@ -357,7 +357,7 @@ class _Span:
 
 
 _PIECE = 1 << 13
-"""Words compared at once: so few that they stay in the CPU's cache and need no new memory."""
+"""Words compared at once: few enough to stay in the CPU's cache and to need no new memory."""
 _NO_INDICES = np.empty(0, np.intp)
 
 
@@ -523,7 +523,7 @@ def _has_versions() -> bool:
 def copied(members: dict[Any, Any]) -> dict[Any, Any]:
     """Return a copy of the stored items of a dictionary, without calling methods of a subclass.
 
-    A subclass may compute its items: one of transformers instantiates every activation that it has.
+    A subclass may compute its items: a subclass in transformers instantiates every activation function.
     """
     return dict(dict.items(members))
 

@@ -50,9 +50,9 @@ class ProcessSettings:
                 self._before.append((setting, setting.read()))
 
     def restore(self) -> str | None:
-        """Stop timers and restore settings; return the name of one that cannot be restored, else None."""
+        """Stop timers and restore settings; return the name of a setting that still differs, or None."""
         _stop_timers()
-        # Always set: a number set in another thread is invisible here, but applies to later threads.
+        # Always set: a number that another thread set is invisible here, but applies to later threads.
         torch.set_num_threads(self._threads)
         changed = self._changed()
         for _ in range(_ATTEMPTS if changed else 0):
@@ -128,7 +128,7 @@ _PAIRS: list[tuple[Any, tuple[str, ...]]] = [
     (torch, ("_float32_matmul_precision",)),
     (np, ("errcall", "bufsize")),
 ]
-"""Settings NAME that the functions `getNAME` and `setNAME` of a module read and set."""
+"""Settings NAME of a module, which has functions `getNAME` and `setNAME`."""
 
 _ATTRIBUTES: list[tuple[Any, tuple[str, ...]]] = [
     (sys, ("excepthook", "unraisablehook", "displayhook", "breakpointhook")),
@@ -251,7 +251,7 @@ class _Loggers:
         self._loggers = [*loggers.values()]
         self._dicts = [*map(vars, self._loggers)]
         self._versions = DictVersions([self._by_name, *self._dicts])
-        # Another list in place of one of these would show in its logger's version.
+        # If another list replaces a list here, its logger's version changes.
         self._lists = Lengths(
             [items for logger in self._loggers for items in (logger.handlers, logger.filters)]
         )
@@ -277,7 +277,7 @@ def _logger_settings(logger: logging.Logger | logging.PlaceHolder) -> tuple[Any,
 
 
 def _set_loggers(before: dict[str, tuple[Any, ...]]) -> None:
-    """Restore all loggers, and remove new ones except those of newly loaded libraries."""
+    """Restore all loggers, and remove new ones, except loggers of newly loaded libraries."""
     by_name = logging.root.manager.loggerDict
     for name, now in [*by_name.items()]:
         earlier = before.get(name, (None,))[0]

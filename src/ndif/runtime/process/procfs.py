@@ -162,7 +162,7 @@ class ProcFiles:
         return [int(field) for field in os.pread(self.statm, 200, 0).split()]
 
     def threads(self) -> int:
-        """Return the number of this process's threads, including those of native libraries."""
+        """Return the number of this process's threads, including threads of native libraries."""
         os.lseek(self.tasks, 0, os.SEEK_SET)
         return sum(name.isdigit() for name in os.listdir(self.tasks))  # noqa: PTH208
 

@@ -3,7 +3,7 @@
 After a reset the process shows no more of an earlier request than a new process does. State that is simple
 to restore is restored: settings of torch and numpy, the model's hooks, modules that the request brought.
 Any other change is only detected: the process ends, and the next request gets a new one. Random generators
-of torch and numpy need neither, because each request begins with a new seed.
+of torch and numpy are neither restored nor checked, because each request begins with a new seed.
 
 The reset is no boundary between users: a process serves one user only.
 """
@@ -63,7 +63,7 @@ class Reset:
         isolation: Isolation,
         proc_files: ProcFiles,
     ) -> None:
-        assert isolation.namespaces is not None  # noqa: S101 - the zygote made them for this
+        assert isolation.namespaces is not None  # noqa: S101 - the zygote creates them for a reset
         self.proc_files = proc_files
         self._generation = generation
         self._driver = driver
@@ -93,7 +93,8 @@ class Reset:
     def __call__(self, header: Mapping[str, Any], *, rested: bool) -> None:
         """Remove everything that a request left; raise ResetError if something cannot be removed.
 
-        If the process `rested` before the request, it is expected to rest again and returns free memory.
+        If the process `rested` (was idle) before the request, it will probably rest again, so it returns
+        free memory.
         """
         if header["env"].get("peft"):
             raise ResetError("an adapter was put on the model")
@@ -140,7 +141,7 @@ class Reset:
         spaces = self._namespaces
         loaded = spaces.restore_modules(is_of_a_library)
         if loaded and not self._guarded:
-            # The module's own changes cannot be distinguished from the request's.
+            # The changes by the module cannot be distinguished from the changes by the request.
             raise ResetError(f"the module {loaded} was loaded")
         if (function := spaces.patched()) is not None:
             raise ResetError(f"the function {function} was changed")
@@ -159,7 +160,7 @@ class Reset:
         return bool(loaded)
 
     def _check_objects(self, *, loaded: bool) -> None:
-        """Raise ResetError if an object of the request is alive, whatever refers to it."""
+        """Raise ResetError if an object of the request is alive, for any reason."""
         gc.collect()
         for obj in gc.get_objects():
             if (name := _name_of_request_object(obj, loaded=loaded)) is not None:
@@ -204,7 +205,11 @@ def _start_threads(model: Any) -> None:
 
 
 def _name_of_request_object(obj: Any, *, loaded: bool) -> str | None:
-    """Return the name of an object that only a request can have created, not a library that it `loaded`."""
+    """Return the object's name if only a request can have created the object, else None.
+
+    With `loaded`, the request has loaded libraries of the server, whose functions and classes are
+    permitted.
+    """
     kind = type(obj)
     if kind is types.FunctionType:
         file = obj.__code__.co_filename

@@ -121,7 +121,7 @@ class _LogStream(io.TextIOBase):
 
 
 def _shown(line: str) -> str:
-    """Return the part of a line with carriage returns that a terminal shows: the last one."""
+    """Return the part of a line with carriage returns that a terminal shows: the last part with text."""
     return next(filter(str.strip, reversed(line.split("\r"))), "")
 
 
@@ -280,7 +280,7 @@ class Runner:
         except Exception as error:
             reason = explain(error, None, "")
             self._fail(
-                f"The block ran, but what it saved could not be sent: {reason}\n"
+                f"The block ran, but its saved values could not be sent: {reason}\n"
                 "Save tensors, numbers, text, or lists and dicts of them.",
                 moments,
             )
@@ -307,7 +307,9 @@ class Runner:
         except DeviceError:
             raise
         except Exception:
-            answers = [(None, b"")] * len(runs)  # rerun individually, each reports its own error
+            answers = [(None, b"")] * len(
+                runs
+            )  # each request, rerun individually, reports its own error
         report = _report(self._peak_bytes(), moments)
         self._channel.send(
             SharedRunResults(tuple(answer for answer, _ in answers), report),
@@ -377,7 +379,7 @@ class Runner:
         self._channel.send(Spilled(report()))
 
     def _write(self, result: Result, fd: int, run: Run) -> None:
-        """Write a result in its client's form; compress it only if it compresses well and travels far."""
+        """Write a result in its client's form; compress it if it shrinks well and the client is far."""
         if not run.compressed:
             result.write(fd)
         elif run.nearby or not result.compresses():
@@ -396,8 +398,8 @@ class Runner:
             if str(error) not in text:
                 text += f"\n{error}"
             text += (
-                "\nThe GPU's state in the process that ran your block is lost, and the process with it. "
-                "Later requests have another."
+                "\nThe process that ran your block lost its state on the GPU and ends. Later requests run "
+                "in a new process."
             )
         body = text.encode(errors="replace")[:MAX_TEXT]
         self._channel.send(Error(report, lost is not None), body)
@@ -456,8 +458,8 @@ def _memory_hint(error: BlockError) -> str:
     cause = error.__cause__
     if cause is not None and _has_gradients(cause):
         return (
-            "\nGradients were on, and what they need was kept in memory. If you need none, write "
-            f"`with torch.no_grad():` around the trace's work. {less}"
+            "\nGradients were on, and the values for them were kept in memory. If you need no gradients, "
+            f"write `with torch.no_grad():` around the trace's work. {less}"
         )
     return f"\n{less}"
 
@@ -476,7 +478,7 @@ def _decompress(payload: bytes, max_bytes: int) -> bytes:
         size = zstandard.get_frame_parameters(payload).content_size
         if size == zstandard.CONTENTSIZE_UNKNOWN:
             raise PayloadError(
-                "The request is zstd data that does not say its size, which no nnsight client sends."
+                "The request is zstd data that does not state its size, but every nnsight client states it."
             )
         if size > max_bytes:
             raise PayloadError(
@@ -488,5 +490,5 @@ def _decompress(payload: bytes, max_bytes: int) -> bytes:
     except zstandard.ZstdError as error:
         raise PayloadError(
             f"The request is not whole zstd data ({error}): it was truncated or damaged on its way, "
-            "or its sender says it is compressed when it is not."
+            "or its sender marked uncompressed data as compressed."
         ) from error

@@ -206,7 +206,7 @@ class WeightOwner:
         return [*cached, from_safetensors(self._folder), self._load_again]
 
     def _read_cache(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        assert self._cache is not None  # noqa: S101 - a source only as long as there is one
+        assert self._cache is not None  # noqa: S101 - used as a source only while a cache exists
         tensors = self._cache.weights.tensors(self._cache.fd)
         return {name: tensors[name] for name in names}
 
@@ -361,7 +361,7 @@ class WeightOwnerClient:
 
 
 def _can_keep_cache() -> bool:
-    """Return True if the machine has memory for a cache that is not needed now but saves a later copy."""
+    """Return True if the machine has memory to keep a cache, which saves a later copy."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     return available > total * _RESERVED_FRACTION

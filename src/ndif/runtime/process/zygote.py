@@ -154,7 +154,7 @@ class Zygote:
         self._spare = settle()
 
     def _rehearse(self) -> None:
-        """Start a rehearsal to find the pages that runners need; until then they prefetch the weights."""
+        """Start a rehearsal to find the pages that runners need; until then, they prefetch the weights."""
         from ndif.runtime.process.forking import ForkPages, Rehearsal
         from ndif.runtime.process.warmup_request import start_threads
 
@@ -246,7 +246,7 @@ class Zygote:
             if rehearsal is not None:
                 channels.append(rehearsal.socket)
             ready = wait(channels)
-            # Handled first: an owner's last message must be passed on before its end ends this process.
+            # Handled first: an owner's last message must reach the host before its end ends this process.
             if owner is not None and owner.channel in ready:
                 self._relay_answer(owner)
             if rehearsal is not None and rehearsal.socket in ready:
@@ -347,7 +347,7 @@ class Zygote:
         from ndif.runtime.process.runner import Runner
 
         isolation, owner = self._isolation, self._weight_owner
-        assert isolation is not None  # noqa: S101 - only specs with it have fresh runners
+        assert isolation is not None  # noqa: S101 - fresh runners exist only with isolation
         if self._pages is not None:
             self._pages.fetch()
         if owner is not None:
@@ -373,7 +373,7 @@ class Zygote:
             runner.serve_one_user(Reset(self._generation, self._driver, isolation, proc_files))
 
     def _start_driver(self, owner: WeightOwnerClient, isolation: Isolation) -> None:
-        """Start the driver and run a warm-up request while this runner may still open files for them.
+        """Start the driver and run a warm-up request while this runner may still open files.
 
         With weights on the CPU, the zygote has run the warm-up request for all its forks.
         """

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _KIND = "models--"
 _ADVICE = (
-    "`ndif cache list` shows what the cache of models holds, and `ndif cache prune --to SIZE` deletes what "
-    "nothing uses. Or set HF_HOME to a folder on a larger disk."
+    "`ndif cache list` shows the cached models, and `ndif cache prune --to SIZE` deletes unused ones. "
+    "Or set HF_HOME to a folder on a larger disk."
 )
 
 
 class NoSpaceError(UserFacingError):
-    """There is too little space for a model; the message says why."""
+    """There is too little space for a model; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CachedRepository:
     last_used: float
     revisions: tuple[str, ...] = ()
     in_use: bool = False
-    """True if a process downloads it, or has it loaded."""
+    """True if a process downloads the repository, or has it loaded."""
     coming_bytes: int = 0
     """Bytes that a running download will still add."""
 
@@ -80,7 +80,7 @@ class CacheState:
         return not repository.in_use and repository.name.lower() not in self.protected
 
     def oldest(self, size_bytes: int) -> list[CachedRepository]:
-        """Return the least recently used deletable repositories with these bytes; all if they have less."""
+        """Return the least recently used deletable repositories that together have `size_bytes`, or all."""
         chosen: list[CachedRepository] = []
         for repository in sorted(
             filter(self.may_go, self.repositories), key=lambda repo: repo.last_used
@@ -91,7 +91,7 @@ class CacheState:
         return chosen
 
     def to_fit(self, name: str, missing: int) -> list[CachedRepository]:
-        """Return the repositories to delete before one grows by `missing` bytes, or raise NoSpaceError."""
+        """Return repositories to delete before `name` grows by `missing` bytes, or raise NoSpaceError."""
         others = tuple(repository for repository in self.repositories if repository.name != name)
         coming = sum(repository.coming_bytes for repository in others)
         free = max(0, self.free_bytes - coming)
@@ -104,7 +104,7 @@ class CacheState:
             return chosen
         why = f"{format_size(free)} are free on this machine's disk ({self.folder})"
         if freed:
-            why += f", and its cache has {format_size(freed)} that nothing uses"
+            why += f", and its cache has {format_size(freed)} of unused models"
         if self.limit_bytes is not None and missing <= free + freed:
             stay = format_size(self.total_bytes + coming - freed)
             why = (
@@ -115,12 +115,12 @@ class CacheState:
 
 
 def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
-    """Delete repositories until there is room for `missing` bytes of one; return the deleted names.
+    """Delete repositories until `missing` bytes of `name` fit; return the deleted names.
 
     The bytes stay reserved until `note_coming(name, None)`, or until the mark's lock is released.
 
     Raises:
-        NoSpaceError: If there is not enough room.
+        NoSpaceError: If not enough bytes can be freed.
     """
     with deciding():
         delete_parts()
@@ -139,7 +139,7 @@ def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
             repository.name for repository in state.to_fit(name, missing) if delete(repository.name)
         ]
         if deleted:
-            # Check again: repositories may share files, so that less was freed than they hold.
+            # Check again: repositories may share files, and deletions may then free less than their sizes.
             replace(scan(rules), limit_bytes=None).to_fit(name, missing)
         note_coming(name, size + missing)
     return deleted
@@ -166,7 +166,7 @@ def _inspect(path: Path, repo: CachedRepoInfo | None) -> CachedRepository:
     mark, locks = _mark(name), path.parent / ".locks" / path.name
     size, last_used, coming = 0, path.stat().st_mtime, 0
     for file in path.glob("blobs/*.incomplete") if repo is not None else path.rglob("*"):
-        with contextlib.suppress(OSError):  # another process has deleted it
+        with contextlib.suppress(OSError):  # another process has deleted the file
             size += file.lstat().st_size
     if repo is not None:
         size, last_used = size + repo.size_on_disk, repo.last_modified
@@ -193,12 +193,14 @@ def delete(name: str) -> bool:
         cache_info = _scan()
         for repo in cache_info.repos:
             if repo.repo_path == path:
-                # Only this one: a copy of the repository may have the same commits.
+                # Only this repository: a copy of it may have the same commits.
                 alone = replace(cache_info, repos=frozenset({repo}))
                 alone.delete_revisions(
                     *(revision.commit_hash for revision in repo.revisions)
                 ).execute()
-        shutil.rmtree(path, ignore_errors=True)  # for a partial one, which the library ignores
+        shutil.rmtree(
+            path, ignore_errors=True
+        )  # for a partial repository, which the library ignores
     return not path.exists()
 
 
@@ -250,7 +252,7 @@ def deciding() -> Iterator[None]:
 
 
 def hub_cache() -> Path:
-    """Return the folder of the cache from the present environment; huggingface_hub reads that only once."""
+    """Return the folder of the cache, from the present environment: huggingface_hub reads it only once."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     legacy = os.environ.get("HUGGINGFACE_HUB_CACHE", f"{os.environ.get('HF_HOME', default)}/hub")
     named = os.path.expandvars(os.environ.get("HF_HUB_CACHE", legacy))

@@ -1,9 +1,9 @@
 """Download the files for measuring a model: `python -m ndif.runtime.weights.checkpoint_metadata FD`.
 
-The socket FD carries one line of JSON with the repository, and one line with the folder to measure. That is
-the repository in the Hub's cache if its weights are there, else an outline: the configs, and for each file
-of weights a sparse file of the same size with its header only. This process uses the operator's account
-and imports neither torch nor transformers.
+The socket FD carries one line of JSON with the repository, and one line with the folder to measure. The
+folder is the repository in the Hub's cache if its weights are there, else an outline: the configs, and for
+each file of weights a sparse file of the same size with its header only. This process uses the operator's
+account and imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _LONGEST_ANSWER = 4096
 
 
 class OutlineError(UserFacingError):
-    """The model of a repository cannot be measured; the message says why."""
+    """The model of a repository cannot be measured; the message is the reason."""
 
 
 def main(fd: int) -> None:

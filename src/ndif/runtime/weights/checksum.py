@@ -107,9 +107,9 @@ def _indices(numbers: list[int], device: torch.device) -> torch.Tensor:
 def _stretches(tensor: torch.Tensor, key: _Key) -> Iterator[torch.Tensor]:
     """Yield stretches that represent a tensor's bytes: the bytes after the last whole word, then words.
 
-    Whole rows are represented by digests: sums of a row's bytes times those of a key. A changed row keeps
-    a digest with a probability of at most 1 in 256, because for a changed byte only one key byte in 256
-    compensates the other changes. Use each stretch before the next one, which may overwrite it.
+    Whole rows are represented by digests: sums of a row's bytes times the bytes of a key. A changed row
+    keeps a digest with a probability of at most 1 in 256, because for a changed byte only one key byte in
+    256 compensates the other changes. Use each stretch before the next one, which may overwrite it.
     """
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
     whole = flat.numel() // 4 * 4

@@ -44,7 +44,7 @@ _NO_MODEL = "{} has no config.json on {}: it is no model that transformers can l
 
 
 def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
-    """Explain in a sentence why a model cannot be loaded or measured."""
+    """Return a sentence with the reason why a model cannot be loaded or measured."""
     name = repr(spec.checkpoint)
     at = f" at revision {spec.revision!r}" if spec.revision else ""
     cause: BaseException | None = error
@@ -63,8 +63,8 @@ def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
     host = urlsplit(_endpoint()).netloc
     if is_one_of(errors.GatedRepoError):
         return (
-            f"{name} is gated, and this server has no token of somebody who may read it: accept its "
-            f"terms on {host}, and set HF_TOKEN."
+            f"{name} is gated, and this server has no token with access to it: accept its terms on "
+            f"{host}, and set HF_TOKEN."
         )
     if is_one_of(errors.RevisionNotFoundError):
         return f"{name} has no revision {spec.revision!r} on {host}."
@@ -90,7 +90,7 @@ def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
 
 
 def unavailable(spec: ModelSpec) -> str | None:
-    """Return why this server cannot get a model from the hub; None if it can, or need not.
+    """Return the reason why this server cannot get a model from the hub; None if it can, or need not.
 
     The call blocks for one request at most.
     """

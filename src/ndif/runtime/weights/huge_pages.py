@@ -1,8 +1,8 @@
 """Weights in huge pages that all processes of a model share.
 
-With small pages, every runner maps each page anew: 66,000 for 270 MB, and 4 million for 16 GB. Few file
-systems keep files in huge pages. An anonymous file in memory (memfd_create(2)) can have them from Linux 6.1
-on, and many processes can map it.
+With small pages, every runner maps each page anew: 66,000 pages for 270 MB, and 4 million for 16 GB. Few
+file systems keep files in huge pages. An anonymous file in memory (memfd_create(2)) can have huge pages
+from Linux 6.1 on, and many processes can map it.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def read_confined(
 
     Args:
         spec: The checkpoint, whose files are on this machine.
-        read: Loads it.
-        whole: True to confine this process and its later forks for good; else only a reading thread.
+        read: Loads the checkpoint.
+        whole: True to confine this process and its later forks permanently; else only a reading thread.
         driver: Files of a GPU's driver that this process has started; None on CPUs.
 
     Raises:
@@ -84,7 +84,7 @@ def read_confined(
     most_bytes = _BASE_BYTES + _BYTES_PER_BYTE * size
     if untrusted is not None and whole and mode != "off":
         limit_memory(most_bytes + untrusted.memory_bytes)
-    # No limit with a driver: the large ranges that it maps would count.
+    # No limit with a driver: the large address ranges that the driver maps would count.
     limit = contextlib.nullcontext() if driver is not None else limited_memory(most_bytes)
     code = folders_of_code(spec)
     try:
@@ -102,7 +102,7 @@ def read_confined(
         text = f"{type(error).__name__}: {error}"
         if refused := next(filter(_REFUSED.search, text.splitlines()), None):
             raise OutsideError(
-                f"{spec.checkpoint!r} cannot be loaded: it reaches out of its files ({refused.strip()})."
+                f"{spec.checkpoint!r} cannot be loaded: it needs files outside its own ({refused.strip()})."
             ) from error
         if any(message in text for message in _MEMORY_MESSAGES):
             raise TooLargeError(
@@ -154,7 +154,7 @@ def remove_code() -> None:
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Keep huggingface_hub from requests to the hub, which the confinement blocks; the files are here."""
+    """Prevent requests to the hub, which the confinement blocks; the files are on this machine."""
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
     try:

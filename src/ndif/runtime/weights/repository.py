@@ -2,8 +2,8 @@
 
 The author of a repository controls its configs, and transformers opens some of the paths in them. Paths
 that nothing opens (`_name_or_path`, often a folder of the author's machine) are ignored. The security
-boundary is the confinement of the loading process. These checks only give a clear error, where the
-confinement would show a missing file.
+boundary is the confinement of the loading process. These checks only give a clear error in cases in
+which the confinement would show a missing file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class RepositoryError(UserFacingError):
-    """A checkpoint's files must not be loaded; the message says why."""
+    """A checkpoint's files must not be loaded; the message is the reason."""
 
 
 def require_harmless(folder: Path, *, remote_code: bool, pickled: bool) -> None:
@@ -89,7 +89,7 @@ def require_harmless(folder: Path, *, remote_code: bool, pickled: bool) -> None:
             if _is_path(file, folder, key, remote_code=remote_code) and _leaves(value):
                 raise RepositoryError(
                     f"Its {file.relative_to(folder)} names {value[:_SHOWN]!r} as {key!r}. A repository may "
-                    "name files of its own alone, without `..` and without a leading slash."
+                    "only name its own files, without `..` and without a leading slash."
                 )
     if not pickled and (pickles := [file for file in weights(folder).files if is_pickled(file)]):
         raise RepositoryError(

@@ -25,7 +25,7 @@ _HOOK_ARGUMENTS = ("execution_device", "io_same_device", "skip_keys")
 
 
 class WeightsError(ValueError):
-    """The weights of a model cannot be shared, placed or restored; the message says why."""
+    """The weights of a model cannot be shared, placed or restored; the message is the reason."""
 
 
 def load_arguments(spec: ModelSpec) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def check(module: torch.nn.Module, names: Iterable[str]) -> None:
     differing = sorted(collect(module).keys() ^ set(names))
     if differing:
         raise WeightsError(
-            "The model has other tensors once it is loaded than it is built with, so it cannot be "
+            "The loaded model has other tensors than the model built from its config, so it cannot be "
             f"shared between processes: {', '.join(differing[:_NAMED])}"
         )
 
@@ -139,7 +139,7 @@ class ModelDevices:
         return cls(str(module.device), getattr(module, "hf_device_map", None), hooks)
 
     def apply(self, module: Any) -> None:
-        """Replace the hooks of `module`, which nnsight may have wrapped, by those of this placement."""
+        """Replace the hooks of `module`, which nnsight may have wrapped, by the hooks of this placement."""
         for part in module.modules():
             if "_hf_hook" in vars(part):
                 _unhook(part)
@@ -234,7 +234,7 @@ def spread(module: Any, max_memory: Mapping[int, int] | None) -> dict[str, Any]:
     if left_out:
         raise WeightsError(
             f"There is no room on the devices for all of the model: {left_out[0] or 'it'} was left "
-            "out. Give it more devices, or more of them."
+            "out. Give the model more memory per device, or more devices."
         )
     return device_map
 
