@@ -46,7 +46,7 @@ from ndif.sizes import format_size
 MEMORY_BYTES = 1 << 30
 """Memory that a process may take for one model, on top of the memory that it inherits by the fork."""
 _MAX_THREADS = 64
-_LAST_S = 120
+_TIMEOUT_S = 120
 """Seconds after which the process ends itself, in case the host, which limits its time, has ended."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Floating types of loaded models, by their names in safetensors."""
@@ -56,16 +56,16 @@ _ITEM_BYTES = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
     **dict.fromkeys(("I8", "U8", "BOOL"), 1),
 }
-_LENGTH = 8
+_LENGTH_BYTES = 8
 """Bytes of the length field before a safetensors header."""
-_LEAST_BYTES = 0.5
+_MIN_ITEM_BYTES = 0.5
 """Lower bound for the bytes of an element of any other dtype."""
 _PACKED = ("U8", "I8", "I16", "I32", "I64")
-_PER_BYTE = 4
+_PARAMETERS_PER_BYTE = 4
 """Most parameters in a byte of a packed tensor."""
-_HEADS = 1 << 20
+_HEAD_PARAMETERS = 1 << 20
 """Allowance, in parameters, for a new head, which the files of a small model lack."""
-_LONGEST = 4096
+_MAX_ANSWER = 4096
 
 
 class UnknownError(UserFacingError):
@@ -75,7 +75,7 @@ class UnknownError(UserFacingError):
 def main(fd: int) -> None:
     """Answer one `SizeQuestion` from the socket `fd`."""
     end_with_parent()
-    signal.alarm(_LAST_S)
+    signal.alarm(_TIMEOUT_S)
     connection = socket.socket(fileno=fd)
     line = connection.makefile("r").readline()
     if not line:  # the host has closed the socket
@@ -96,7 +96,7 @@ def main(fd: int) -> None:
     except Exception as error:
         traceback.print_exc()
         # The user knows the repository, not the folder of the cache or of an outline.
-        answer = Failure(sentence(error).replace(str(folder), spec.checkpoint)[:_LONGEST])
+        answer = Failure(sentence(error).replace(str(folder), spec.checkpoint)[:_MAX_ANSWER])
     if answer is None:
         gc.collect()
         answer = Failure(
@@ -149,7 +149,7 @@ def evaluate(spec: ModelSpec, folder: Path) -> ModelSize:
         is_packed = _is_quantized(config.to_dict())
         require_agreement(spec, parameters, {} if is_packed else _sizes(model), files)
         if not is_packed:
-            size += max(0, files.elements - 2 * parameters - _HEADS) * dtype.itemsize
+            size += max(0, files.elements - 2 * parameters - _HEAD_PARAMETERS) * dtype.itemsize
     return ModelSize(size, parameters, structure)
 
 
@@ -193,7 +193,7 @@ class Files:
     def most_parameters(self) -> int:
         """Return an upper bound for the parameters that the files hold, packed or pickled ones included."""
         counts = (
-            count * (_PER_BYTE * _ITEM_BYTES[dtype] if dtype in _PACKED else 1)
+            count * (_PARAMETERS_PER_BYTE * _ITEM_BYTES[dtype] if dtype in _PACKED else 1)
             for dtype, count in self.tensors.values()
         )
         return int(sum(counts)) + self.pickled_bytes
@@ -215,12 +215,19 @@ def _header(file: Path) -> dict[str, tuple[str, int]]:
         raise UnknownError(f"Its {file.name} is not a safetensors file.") from error
     tensors: dict[str, tuple[str, int]] = {}
     with file.open("rb") as opened:
-        left = file.stat().st_size - _LENGTH - int.from_bytes(opened.read(_LENGTH), "little")
+        left = (
+            file.stat().st_size
+            - _LENGTH_BYTES
+            - int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        )
     for name, tensor in metadata.tensors.items():
         start, stop = tensor.data_offsets
         count = math.prod(tensor.shape)
         left -= stop - start
-        if not 0 <= count * _ITEM_BYTES.get(tensor.dtype, _LEAST_BYTES) <= stop - start or left < 0:
+        if (
+            not 0 <= count * _ITEM_BYTES.get(tensor.dtype, _MIN_ITEM_BYTES) <= stop - start
+            or left < 0
+        ):
             raise UnknownError(
                 f"The header of its {file.name} describes more data than the file has."
             )
@@ -242,7 +249,7 @@ def require_agreement(
                 f"{expected[name]:,} elements by the config, and {count:,} in the files."
             )
     most = files.most_parameters
-    if parameters > 2 * most + _HEADS:
+    if parameters > 2 * most + _HEAD_PARAMETERS:
         raise UnknownError(
             f"The config of {spec.checkpoint!r} does not belong to its weights: it describes "
             f"{parameters:,} parameters, and the files hold {most:,}."
@@ -321,13 +328,13 @@ def _dtype_named(name: Any) -> torch.dtype | None:
 
 def _tensors(model: Any) -> Iterator[tuple[int, torch.dtype]]:
     """Yield the number of elements and dtype of every loaded parameter and buffer, tied ones once."""
-    kept = model._get_dtype_plan(model.dtype) if hasattr(model, "_get_dtype_plan") else {}
-    if kept:
-        pattern, by_group, _ = build_glob_alternation(list(kept))
+    dtype_plan = model._get_dtype_plan(model.dtype) if hasattr(model, "_get_dtype_plan") else {}
+    if dtype_plan:
+        pattern, by_group, _ = build_glob_alternation(list(dtype_plan))
     parameters = dict(model.named_parameters())
     for name, tensor in [*parameters.items(), *model.named_buffers()]:
-        match = pattern.search(name) if kept and name in parameters else None
-        yield tensor.numel(), kept[by_group[match.lastgroup]] if match else tensor.dtype
+        match = pattern.search(name) if dtype_plan and name in parameters else None
+        yield tensor.numel(), dtype_plan[by_group[match.lastgroup]] if match else tensor.dtype
 
 
 if __name__ == "__main__":

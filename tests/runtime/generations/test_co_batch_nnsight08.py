@@ -198,7 +198,7 @@ def test_prompts_of_different_length_get_separate_passes(generation: Nnsight08) 
 def test_co_batched_pass_respects_token_limit(
     generation: Nnsight08, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ndif.runtime.generations.co_batch_nnsight08._MOST_TOKENS", 14)
+    monkeypatch.setattr("ndif.runtime.generations.co_batch_nnsight08._MAX_TOKENS", 14)
     found = together(generation, reads, edits, reads, reads)
     assert [each is None for each in found] == [False] * 4
     found = together(generation, reads, edits, reads)

@@ -33,7 +33,7 @@ from ndif.runtime.generations import Saves
 from ndif.runtime.generations.row_wise import Edits, ExpressionKind, row_wise_edits
 from ndif.runtime.generations.unsaved import Unsaved
 
-_MOST_TOKENS = 4096
+_MAX_TOKENS = 4096
 """Most tokens in one pass; beyond that, separate passes take no longer."""
 _ROWS, _TOKENS = 3, 5
 """Shape of the pass that explores a model: unusual sizes, chosen to differ from its dimensions."""
@@ -126,14 +126,14 @@ class SharedPassRunner:
     def _edits(self, tracer: Any) -> Edits | None:
         """Return how a trace's block edits its rows; None if it is not row-wise."""
         frame = tracer.info.frame
-        taken = {**frame.f_globals, **frame.f_locals}
+        variables = {**frame.f_globals, **frame.f_locals}
         source = "".join(linecache.cache[frame.f_code.co_filename][2])  # type: ignore[misc]
-        names = {name: _kind_of(value) for name, value in taken.items()}
+        names = {name: _kind_of(value) for name, value in variables.items()}
         return row_wise_edits(source, names, self._modules)
 
     def _run(self, group: Sequence[_Member]) -> None:
         """Run traces in one pass and store their values; raise the error of the first that fails."""
-        batcher = _Joined(self._model, group[0].edits)
+        batcher = _JoinedBatcher(self._model, group[0].edits)
         interleaver = self._model.interleaver
         tracing.inc()
         try:
@@ -246,7 +246,7 @@ class _Guarded(Mediator):  # type: ignore[misc]
             raise
 
 
-class _Joined(Batcher):  # type: ignore[misc]
+class _JoinedBatcher(Batcher):  # type: ignore[misc]
     """A batcher for the encoded rows of several traces."""
 
     def __init__(self, envoy: Envoy, edits: Edits) -> None:
@@ -266,7 +266,7 @@ class _Joined(Batcher):  # type: ignore[misc]
         self, full: torch.Tensor, group: list[int], edited: torch.Tensor
     ) -> torch.Tensor:
         rows = full.narrow(0, *group) if full.shape[0] == self.total else full
-        if _place(rows) == _place(edited):  # edited in place
+        if _memory_of(rows) == _memory_of(edited):  # edited in place
             return full
         if self._edits is Edits.IN_PLACE:
             raise ValueError("another value was assigned")
@@ -282,15 +282,15 @@ class _Joined(Batcher):  # type: ignore[misc]
 
 def _groups(members: Sequence[_Member]) -> Iterator[list[_Member]]:
     """Yield groups of at least two traces that can share a pass."""
-    of_shape = defaultdict(list)
+    by_shape = defaultdict(list)
     for member in members:
-        of_shape[member.shape].append(member)
-    for shape, alike in of_shape.items():
+        by_shape[member.shape].append(member)
+    for shape, candidates in by_shape.items():
         groups: list[list[_Member]] = [[]]
         rows = 0
-        for member in alike:
+        for member in candidates:
             rows += len(member.encoding["input_ids"])
-            if rows * shape[-1] > _MOST_TOKENS:
+            if rows * shape[-1] > _MAX_TOKENS:
                 groups.append([])
                 rows = len(member.encoding["input_ids"])
             groups[-1].append(member)
@@ -327,7 +327,7 @@ def _saving(saves: set[int]) -> Iterator[None]:
         tracing._local.saves = before
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
@@ -358,10 +358,10 @@ class _Copies:
             size = value.untyped_storage().nbytes()
             if value.is_contiguous() and size == value.numel() * value.element_size():
                 return value
-            if _place(value) not in self._copies:
+            if _memory_of(value) not in self._copies:
                 copy = value.detach().clone()
-                self._copies[_place(value)] = copy.requires_grad_(value.requires_grad)
-            return self._copies[_place(value)]
+                self._copies[_memory_of(value)] = copy.requires_grad_(value.requires_grad)
+            return self._copies[_memory_of(value)]
         if type(value) in (list, tuple, set):
             return type(value)(map(self.of, value))
         if type(value) is dict:

@@ -68,12 +68,12 @@ def _class_of(base: type) -> type:
     for name in _VALUES:
         value = inspect.getattr_static(base, name)
         setattr(cls, _PREFIX + name, value)
-        setattr(cls, name, _part_or(name, value))
+        setattr(cls, name, _part_property(name, value))
     _own_classes.append(cls)
     return cls
 
 
-def _part_or(name: str, value: Any) -> property:
+def _part_property(name: str, value: Any) -> property:
     def read(envoy: Any) -> Any:
         own = vars(envoy)
         return own[name] if name in own else value.__get__(envoy, type(envoy))

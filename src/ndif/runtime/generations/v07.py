@@ -107,7 +107,7 @@ _LAST_SWAP = "__ndif_gave__"
 
 _exit = interleaving.Interleaver.__exit__
 _handle_swap = interleaving.Mediator.handle_swap_event
-_NOT_OF_THE_MODEL = (
+_NOT_MODEL_ERRORS = (
     ExceptionWrapper,  # an error of a block, whose traceback shows the line
     interleaving.EarlyStopException,
     interleaving.Cancelation,
@@ -118,7 +118,7 @@ def _exit_and_record(
     interleaver: Any, cls: type[BaseException] | None, error: BaseException | None, tb: Any
 ) -> Any:
     """Replace `Interleaver.__exit__`: attach the positions of the blocks to an error of the model."""
-    if error is not None and not isinstance(error, _NOT_OF_THE_MODEL):
+    if error is not None and not isinstance(error, _NOT_MODEL_ERRORS):
         blocks = [
             (codes, mediator.info)
             for mediator in interleaver.mediators
@@ -205,8 +205,8 @@ class _Objects(dict[str, Any]):
     def explain_absent_in(self, text: str) -> str:
         """Return the sentence about an absent module that the error `text` names, else ""."""
         absent = [name for name, value in self.items() if isinstance(value, _AbsentModule)]
-        named = (name for name in absent if name.removeprefix(_MODULE) in text)
-        return next((f"\n{explain_absent(name)}" for name in named), "")
+        names = (name for name in absent if name.removeprefix(_MODULE) in text)
+        return next((f"\n{explain_absent(name)}" for name in names), "")
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and name.startswith(_MODULE))
@@ -297,25 +297,27 @@ class Nnsight07(Generation):
 
     def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
         def make_function(*arguments: Any) -> Any:
-            given = list(arguments)
-            given[_FILENAME] = policy.filename(given[_FILENAME])
-            names = given[_NAMES] = policy.scope(given[_NAMES])
+            adapted = list(arguments)
+            adapted[_FILENAME] = policy.filename(adapted[_FILENAME])
+            names = adapted[_NAMES] = policy.scope(adapted[_NAMES])
             try:
-                function = serialization.make_function(*given)
+                function = serialization.make_function(*adapted)
             except ValueError as error:
                 # Only the cause names a line of the user's code.
                 raise error.__cause__ or error from None
             adopted = policy.adopt(function, names)
-            sources.record(given[_TEXT], adopted)
+            sources.record(adapted[_TEXT], adopted)
             return adopted
 
         def setstate(function: FunctionType, state: tuple[Any, Variables]) -> None:
-            own, slots = state
+            attributes, slots = state
             names = slots.get("__globals__", {})
             policy.fill(function, names)
             if isinstance(function, FunctionType):
-                own = {name: value for name, value in own.items() if not name.startswith("__")}
-                _setstate(function, (own, {**slots, "__globals__": policy.scope(names)}))
+                attributes = {
+                    name: value for name, value in attributes.items() if not name.startswith("__")
+                }
+                _setstate(function, (attributes, {**slots, "__globals__": policy.scope(names)}))
 
         def unpickler(file: Any, persistent: Mapping[str, Any] | None = None) -> Any:
             guarded, cloud = policy.rebuilders(), overloaded07.CLOUD
@@ -342,7 +344,7 @@ class Nnsight07(Generation):
             (envoy.Envoy, "interleave", interleave),
             (*_CONVERT, convert),
             (util, "fetch_attr", policy.follow),
-            *((module, _FRAME, _users_frame) for module in _FRAMED),
+            *((module, _FRAME, _user_frame) for module in _FRAMED),
         ]
         return policy.guarding([base, serialization], replaced)
 
@@ -429,7 +431,7 @@ StreamTracer.execute = _execute_with_source
 # The policy for untrusted code
 
 
-def _users_frame() -> FrameType | None:
+def _user_frame() -> FrameType | None:
     """Replace `get_non_nnsight_frame`: also skip frames of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None:

@@ -334,8 +334,8 @@ def _method(
 
     nnsight compiles a method outside its class, so Python creates no `__class__` cell.
     """
-    given = (source, name, defaults, kwdefaults, annotations, filename, line)
-    function: FunctionType = _load_function(*given)
+    arguments = (source, name, defaults, kwdefaults, annotations, filename, line)
+    function: FunctionType = _load_function(*arguments)
     if "super" in source or "__class__" in source:
         return _with_cell(function, source, line)
     return function
@@ -345,16 +345,16 @@ def _with_cell(function: FunctionType, source: str, line: int) -> FunctionType:
     """Return a function with an empty cell for its class; the function itself if it needs none."""
     # Python does not mangle names in a class with this name.
     tree = ast.parse("class _: pass")
-    [around] = tree.body
-    assert isinstance(around, ast.ClassDef)  # noqa: S101 - the parsed text is a class
-    around.body = ast.parse("\n" * (line - 1) + source).body
+    [class_node] = tree.body
+    assert isinstance(class_node, ast.ClassDef)  # noqa: S101 - the parsed text is a class
+    class_node.body = ast.parse("\n" * (line - 1) + source).body
     # Under a policy, `serialization.compile` is the policy's.
     compiled = serialization.compile(tree, function.__code__.co_filename, "exec")
     name, defaults = function.__name__, function.__defaults__
     matching = [
         code
-        for of_class in _codes(compiled)
-        for code in _codes(of_class)
+        for class_code in _codes(compiled)
+        for code in _codes(class_code)
         if code.co_name == name and code.co_freevars == ("__class__",)
     ]
     if not matching:
@@ -416,19 +416,19 @@ class _Unpickler:
     """A replacement for nnsight's unpickler that applies a policy and checks the unpickled request."""
 
     def __init__(self, policy: Protector, file: Any, persistent: dict[str, Any]) -> None:
-        ours: list[Any] = []
+        own_methods: list[Any] = []
 
         def load_function(source: str, name: str, *others: Any) -> Any:
-            own = _methods().get((PurePath(str(others[3])).parts[-3:], name))
-            if own is not None:
-                ours.append(own)
-                return own
+            method = _methods().get((PurePath(str(others[3])).parts[-3:], name))
+            if method is not None:
+                own_methods.append(method)
+                return method
             adopted = policy.adopt(_method(source, name, *others), {})
             sources.record(source, adopted)
             return adopted
 
         def fill(function: Any, names: Mapping[str, Any]) -> None:
-            if function not in ours:
+            if function not in own_methods:
                 policy.fill(function, names)
                 if policy.runs(function):
                     _fill_cell(function, names)

@@ -27,7 +27,7 @@ from ndif.sandbox.confinement.confinement import DriverFiles, interpreter_paths
 Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 """A function and its arguments, which rebuild a tensor in another process."""
 
-_MOST_DEVICES = 255
+_MAX_DEVICES = 255
 _POLL_S = 0.001
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -53,7 +53,7 @@ class Cuda:
         self._selected: list[int] | None = None
         """Indices of the selected devices among those visible when this process started."""
         self._pools: list[Any] = []
-        self._checked: dict[int, torch.Tensor] = {}
+        self._check_tensors: dict[int, torch.Tensor] = {}
         """A small tensor on each device, so that later checks allocate no memory."""
 
     def uses_devices(self, spec: ModelSpec) -> bool:
@@ -112,8 +112,8 @@ class Cuda:
         """Return an error sentence if CUDA was already started in this process, else None."""
         if not torch.cuda.is_initialized() and not _open_nodes():
             return None
-        named = sorted(_packages_of_cuda())
-        cause = f" (imported packages that may do so: {', '.join(named)})" if named else ""
+        packages = sorted(_packages_of_cuda())
+        cause = f" (imported packages that may do so: {', '.join(packages)})" if packages else ""
         return f"CUDA was started in the process that forks runners, and does not survive a fork{cause}"
 
     def prepare_owner(self) -> None:
@@ -157,7 +157,7 @@ class Cuda:
         minors = gpu_minors(_information(), identities)
         return DriverFiles(
             libraries=tuple(map(str, interpreter_paths())),
-            devices=tuple(sorted(node for node in devices if _is_ours(node, minors))),
+            devices=tuple(sorted(node for node in devices if _is_selected(node, minors))),
             shared_memory=tuple(sorted(shared_memory)),
         )
 
@@ -175,17 +175,17 @@ class Cuda:
 
     def check(self, deadline_s: float) -> None:
         """Run a small task on every device in use; raise DeviceError if one fails or is too slow."""
-        until = time.monotonic() + deadline_s
+        deadline = time.monotonic() + deadline_s
         for index in _devices_in_use():
             with self._device_errors(index):
                 with torch.cuda.device(index):
-                    if index not in self._checked:
-                        self._checked[index] = torch.ones(1, device="cuda")
+                    if index not in self._check_tensors:
+                        self._check_tensors[index] = torch.ones(1, device="cuda")
                     event = torch.cuda.Event()
-                    self._checked[index].fill_(1)
+                    self._check_tensors[index].fill_(1)
                     event.record()
                 while not event.query():
-                    if time.monotonic() > until:
+                    if time.monotonic() > deadline:
                         raise RuntimeError(f"CUDA error: it did nothing for {deadline_s:g}s")
                     time.sleep(_POLL_S)
 
@@ -283,7 +283,7 @@ def gpu_minors(
     return frozenset(minors)
 
 
-def _is_ours(node: str, minors: frozenset[int] | None) -> bool:
+def _is_selected(node: str, minors: frozenset[int] | None) -> bool:
     gpu = _GPU_NODE.fullmatch(node)
     return gpu is None or minors is None or int(gpu[1]) in minors
 
@@ -359,7 +359,7 @@ def _count_devices() -> int:
     def count() -> int:
         with contextlib.suppress(Exception):
             if torch.cuda.is_available():
-                return min(torch.cuda.device_count(), _MOST_DEVICES)
+                return min(torch.cuda.device_count(), _MAX_DEVICES)
         return 0
 
     return max(os.waitstatus_to_exitcode(os.waitpid(fork(count), 0)[1]), 0)

@@ -73,7 +73,7 @@ def main(fd: int, generation: str, *, untrusted: bool) -> None:
     With `untrusted`, also import what confined runners need.
     """
     end_with_parent()
-    given = os.environ.get(_NVML_CHECK)
+    previous = os.environ.get(_NVML_CHECK)
     # Modules that look for GPUs on import then make torch ask NVML, which does not start CUDA.
     os.environ[_NVML_CHECK] = "1"
     for name in _IMPORTED:
@@ -90,14 +90,14 @@ def main(fd: int, generation: str, *, untrusted: bool) -> None:
     create_generation(generation)
     # The first call compiles the patterns of all architectures; children inherit them.
     get_checkpoint_conversion_mapping("")
-    if given is None:
+    if previous is None:
         del os.environ[_NVML_CHECK]
     else:
-        os.environ[_NVML_CHECK] = given
+        os.environ[_NVML_CHECK] = previous
     if untrusted:
         _prepare_reset()
-    if reached := Cuda().find_early_start():
-        raise CannotForkError(reached)
+    if early_start := Cuda().find_early_start():
+        raise CannotForkError(early_start)
     ForkServer(FrameChannel(socket.socket(fileno=fd)), _PROGRAMS).serve()
 
 
@@ -153,7 +153,7 @@ class ForkServer:
         gc.collect()
         gc.freeze()
         wake, woken = wake_for_children()
-        self._own = [self._control.socket, wake, woken]
+        self._own_sockets = [self._control.socket, wake, woken]
         while True:
             ready = wait([wake, self._control.socket])
             if wake in ready:
@@ -194,7 +194,7 @@ class ForkServer:
     def _run(self, status: socket.socket, output: int, module: str, channel: int) -> int:
         """Run a module in the forked child as `python -m MODULE FD` would; return the exit code."""
         os.setsid()
-        for connection in [*self._own, *self._children.values(), status]:
+        for connection in [*self._own_sockets, *self._children.values(), status]:
             connection.close()
         os.dup2(output, 1)
         os.dup2(output, 2)

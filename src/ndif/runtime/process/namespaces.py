@@ -264,8 +264,8 @@ class Change:
         now, before = self.members, self.before
         if now is None:
             return []
-        everything = {**before, **copied(now)}
-        return [key for key in everything if not _has_same(now, before, key)]
+        members = {**before, **copied(now)}
+        return [key for key in members if not _has_same(now, before, key)]
 
     def restore(self) -> None:
         """Restore the namespace or container; raise TypeError for a built-in class."""
@@ -410,8 +410,8 @@ class _Items:
         lengths = lengths + layout.length_less
         self._owners = np.repeat(np.arange(self._count), lengths)
         """Index of each item's container."""
-        within = np.arange(len(self._owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        addresses = starts[self._owners] + layout.stride * within
+        positions = np.arange(len(self._owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        addresses = starts[self._owners] + layout.stride * positions
         self._memory, self._at = _map_words(addresses.astype(np.uint64))
         self._recorded = self._memory[self._at]
 
@@ -545,12 +545,12 @@ def _has_same(now: dict[Any, Any], before: dict[Any, Any], key: Any) -> bool:
 def _classes() -> list[type]:
     """Return every class of this process."""
     classes: dict[type, None] = {object: None}
-    waiting: list[type] = [object]
-    while waiting:
-        below: list[type] = type.__subclasses__(waiting.pop())
-        new = dict.fromkeys(cls for cls in below if cls not in classes)
+    queue: list[type] = [object]
+    while queue:
+        subclasses: list[type] = type.__subclasses__(queue.pop())
+        new = dict.fromkeys(cls for cls in subclasses if cls not in classes)
         classes.update(new)
-        waiting += new
+        queue += new
     return list(classes)
 
 

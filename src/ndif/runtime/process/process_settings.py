@@ -104,13 +104,13 @@ def settings() -> list[ProcessSetting]:
             rows.append((f"autocast on {device}", *accessors))
     for owner, names in _ATTRIBUTES:
         for name in names:
-            reading = functools.partial(getattr, owner, name, None)
-            rows.append((name, reading, functools.partial(setattr, owner, name)))
+            read = functools.partial(getattr, owner, name, None)
+            rows.append((name, read, functools.partial(setattr, owner, name)))
     for name in dir(resource):
         if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE":
             limit = getattr(resource, name)
-            reading = functools.partial(resource.getrlimit, limit)
-            rows.append((name, reading, functools.partial(resource.setrlimit, limit)))
+            read = functools.partial(resource.getrlimit, limit)
+            rows.append((name, read, functools.partial(resource.setrlimit, limit)))
     return [ProcessSetting(*row) for row in rows]
 
 
@@ -165,7 +165,7 @@ def _python_rows() -> list[_Row]:
         ("loggers", _Loggers().read, _set_loggers),
         _list_row(sys, "path"),
         _list_row(gc, "callbacks"),
-        ("working directory", _folder, os.chdir),
+        ("working directory", _working_directory, os.chdir),
         ("umask", _umask, os.umask),
         ("environment", lambda: dict(os.environ._data), _set_environment),  # type: ignore[attr-defined]
         (
@@ -300,7 +300,7 @@ def _set_loggers(before: dict[str, tuple[Any, ...]]) -> None:
         logger.filters[:] = filters
 
 
-def _folder() -> str | None:
+def _working_directory() -> str | None:
     with contextlib.suppress(OSError):
         return os.getcwd()  # noqa: PTH109 - the name alone
     return None

@@ -81,8 +81,8 @@ class Reset:
         self._exit_functions = atexit._ncallbacks()
         self._model = self._isolation.model_state or ModuleTreeState(self._generation.model)
         # The weight owner verifies weights on devices.
-        own = self._generation.model._module if self._driver is None else torch.nn.Module()
-        self._weights = WeightsMemory(own, self.proc_files)
+        module = self._generation.model._module if self._driver is None else torch.nn.Module()
+        self._weights = WeightsMemory(module, self.proc_files)
         self._threads = self.proc_files.threads()
         self._data = self.proc_files.data_bytes()
         self._anonymous = self.proc_files.anonymous_bytes()
@@ -138,25 +138,25 @@ class Reset:
 
     def _restore_namespaces(self) -> bool:
         """Restore modules and classes; return True if the request loaded libraries of the server."""
-        spaces = self._namespaces
-        loaded = spaces.restore_modules(is_of_a_library)
+        namespaces = self._namespaces
+        loaded = namespaces.restore_modules(is_of_a_library)
         if loaded and not self._guarded:
             # The changes by the module cannot be distinguished from the changes by the request.
             raise ResetError(f"the module {loaded} was loaded")
-        if (function := spaces.patched()) is not None:
+        if (function := namespaces.patched()) is not None:
             raise ResetError(f"the function {function} was changed")
-        changes = spaces.changes()
+        changes = namespaces.changes()
         for change in [] if self._guarded else changes:
             is_note = change.members is not None and _INTERPRETER_NOTES.issuperset(change.keys())
             if not is_note and not change.name.endswith(_COUNTERS):
                 raise ResetError(f"{change} was changed")
         if loaded:
             # Under the policy only libraries change libraries: when they are loaded or first used.
-            spaces.adopt(changes)
+            namespaces.adopt(changes)
         else:
             for change in changes:
                 change.restore()
-        spaces.settle()
+        namespaces.settle()
         return bool(loaded)
 
     def _check_objects(self, *, loaded: bool) -> None:
@@ -183,8 +183,8 @@ def _descriptors() -> dict[int, tuple[int, ...]]:
     descriptors: dict[int, tuple[int, ...]] = {}
     for fd in range(_MAX_DESCRIPTORS):
         if fd not in closed:
-            facts = os.fstat(fd)
-            descriptors[fd] = (facts.st_dev, facts.st_ino, facts.st_mode, os.get_blocking(fd))
+            status = os.fstat(fd)
+            descriptors[fd] = (status.st_dev, status.st_ino, status.st_mode, os.get_blocking(fd))
     return descriptors
 
 

@@ -95,7 +95,7 @@ class _LogStream(io.TextIOBase):
         for line in lines:
             self._send(line)
         if "\r" in self._line:
-            self._line = "\r" + _shown(self._line)
+            self._line = "\r" + _visible_part(self._line)
             now = time.monotonic()
             if now - self._redrawn >= self._REDRAWN_S and self._line.strip():
                 self._redrawn = now
@@ -110,8 +110,8 @@ class _LogStream(io.TextIOBase):
 
     def _send(self, line: str) -> None:
         if "\r" in line:
-            line = _shown(line)
-            if line == _shown(self._last):
+            line = _visible_part(line)
+            if line == _visible_part(self._last):
                 return
         if not line.strip():
             return
@@ -120,7 +120,7 @@ class _LogStream(io.TextIOBase):
             self._channel.send(Signal.LOG, text[start : start + MAX_TEXT])
 
 
-def _shown(line: str) -> str:
+def _visible_part(line: str) -> str:
     """Return the part of a line with carriage returns that a terminal shows: the last part with text."""
     return next(filter(str.strip, reversed(line.split("\r"))), "")
 
@@ -398,8 +398,8 @@ class Runner:
             if str(error) not in text:
                 text += f"\n{error}"
             text += (
-                "\nThe process that ran your block lost its state on the GPU and ends. Later requests run "
-                "in a new process."
+                "\nThe GPU's state in the process that ran your block is lost, and the process ends. Later "
+                "requests run in a new process."
             )
         body = text.encode(errors="replace")[:MAX_TEXT]
         self._channel.send(Error(report, lost is not None), body)
@@ -454,14 +454,14 @@ def _memory_hint(error: BlockError) -> str:
     """Return a sentence on how to save memory if a block ran out of it, else ""."""
     if not any(message in error.traceback for message in _MEMORY_MESSAGES):
         return ""
-    less = "A smaller batch and shorter prompts take less memory."
+    advice = "A smaller batch and shorter prompts take less memory."
     cause = error.__cause__
     if cause is not None and _has_gradients(cause):
         return (
             "\nGradients were on, and the values for them were kept in memory. If you need no gradients, "
-            f"write `with torch.no_grad():` around the trace's work. {less}"
+            f"write `with torch.no_grad():` around the trace's work. {advice}"
         )
-    return f"\n{less}"
+    return f"\n{advice}"
 
 
 def _has_gradients(error: BaseException) -> bool:

@@ -203,19 +203,19 @@ class WeightOwner:
     def _sources(self) -> list[Source]:
         """Return the sources of unchanged weights, fastest first."""
         cached = [] if self._cache is None else [self._read_cache]
-        return [*cached, from_safetensors(self._folder), self._load_again]
+        return [*cached, from_safetensors(self._folder), self._reload]
 
     def _read_cache(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         assert self._cache is not None  # noqa: S101 - used as a source only while a cache exists
         tensors = self._cache.weights.tensors(self._cache.fd)
         return {name: tensors[name] for name in names}
 
-    def _load_again(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    def _reload(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         report_progress(None)
-        again = create_generation(self._spec.generation)
+        generation = create_generation(self._spec.generation)
         spec = replace(self._spec, device="cpu")
-        read_confined(spec, lambda: again.load(spec), driver=self._driver.files_to_load())
-        tensors = collect(again.model._module)
+        read_confined(spec, lambda: generation.load(spec), driver=self._driver.files_to_load())
+        tensors = collect(generation.model._module)
         return {name: tensors[name] for name in names}
 
     def _move_to_cache(self) -> None:

@@ -228,8 +228,8 @@ class Zygote:
         report_progress(None)
         read_confined(self._spec, lambda: self._read_without_weights(owned.placement))
         check(self._generation.model._module, owned.weights.names)
-        if reached := driver.find_early_start():
-            raise RuntimeError(reached)
+        if early_start := driver.find_early_start():
+            raise RuntimeError(early_start)
         return Ready(owned.model, owned.load_s, loaded_at, exposed=True)
 
     def serve(self) -> NoReturn:
@@ -316,13 +316,13 @@ class Zygote:
     def _fork_child(self, run: Callable[[], None]) -> int:
         """Fork a child that closes the channel to the host; return its process id."""
 
-        def run_apart() -> None:
+        def run_child() -> None:
             self._control.socket.close()
             if self._rehearsal is not None:
                 self._rehearsal.socket.close()
             run()
 
-        return fork(run_apart)
+        return fork(run_child)
 
     def _run_trusted(self, fd: int) -> None:
         """Run the process of a trusted runner, which serves requests in sequence."""

@@ -95,23 +95,23 @@ class CacheState:
         others = tuple(repository for repository in self.repositories if repository.name != name)
         coming = sum(repository.coming_bytes for repository in others)
         free = max(0, self.free_bytes - coming)
-        over, chosen = missing - free, list[CachedRepository]()
+        excess, chosen = missing - free, list[CachedRepository]()
         if self.limit_bytes is not None:
-            over = max(over, self.total_bytes + coming + missing - self.limit_bytes)
-            chosen = replace(self, repositories=others).oldest(over)
+            excess = max(excess, self.total_bytes + coming + missing - self.limit_bytes)
+            chosen = replace(self, repositories=others).oldest(excess)
         freed = sum(repository.size_bytes for repository in chosen)
-        if freed >= over:
+        if freed >= excess:
             return chosen
-        why = f"{format_size(free)} are free on this machine's disk ({self.folder})"
+        reason = f"{format_size(free)} are free on this machine's disk ({self.folder})"
         if freed:
-            why += f", and its cache has {format_size(freed)} of unused models"
+            reason += f", and its cache has {format_size(freed)} of unused models"
         if self.limit_bytes is not None and missing <= free + freed:
-            stay = format_size(self.total_bytes + coming - freed)
-            why = (
+            kept = format_size(self.total_bytes + coming - freed)
+            reason = (
                 f"the cache of models may have {format_size(self.limit_bytes)} (NDIF_CACHE_BYTES), of "
-                f"which {stay} are deployed, booked or in use"
+                f"which {kept} are deployed, booked or in use"
             )
-        raise NoSpaceError(f"{name!r} needs {format_size(missing)}, and {why}. {_ADVICE}")
+        raise NoSpaceError(f"{name!r} needs {format_size(missing)}, and {reason}. {_ADVICE}")
 
 
 def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
@@ -194,8 +194,8 @@ def delete(name: str) -> bool:
         for repo in cache_info.repos:
             if repo.repo_path == path:
                 # Only this repository: a copy of it may have the same commits.
-                alone = replace(cache_info, repos=frozenset({repo}))
-                alone.delete_revisions(
+                single = replace(cache_info, repos=frozenset({repo}))
+                single.delete_revisions(
                     *(revision.commit_hash for revision in repo.revisions)
                 ).execute()
         shutil.rmtree(

@@ -48,10 +48,10 @@ class CachedWeights:
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> CachedWeights:
         """Return the layout of a cache for `tensors`."""
-        different, names = distinct(tensors)
+        unique, names = distinct(tensors)
         places: list[_Place] = []
         end = 0
-        for tensor in different:
+        for tensor in unique:
             parameter = isinstance(tensor, torch.nn.Parameter)
             places.append(_Place(end, tensor.shape, tensor.dtype, parameter, tensor.requires_grad))
             end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED

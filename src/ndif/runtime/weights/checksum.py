@@ -20,7 +20,7 @@ _LOW = (1 << 32) - 1
 _ROW_BYTES = 1 << 13
 _DIGESTS = 16
 """Digests of each row, each under its own key."""
-_FEWEST_ROWS = 17
+_MIN_ROWS = 17
 _ALIGNMENT = 16
 """Fewest rows, and alignment of their address, for which CUDA's libraries multiply bytes."""
 
@@ -112,17 +112,19 @@ def _stretches(tensor: torch.Tensor, key: _Key) -> Iterator[torch.Tensor]:
     256 compensates the other changes. Use each stretch before the next one, which may overwrite it.
     """
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
-    whole = flat.numel() // 4 * 4
+    word_bytes = flat.numel() // 4 * 4
     # A tensor's address need not be a multiple of the word size.
-    aligned = flat[:whole] if flat.data_ptr() % 4 == 0 else flat[:whole].clone()
-    yield flat[whole:]
+    aligned = flat[:word_bytes] if flat.data_ptr() % 4 == 0 else flat[:word_bytes].clone()
+    yield flat[word_bytes:]
     digested = 0
     if aligned.data_ptr() % _ALIGNMENT == 0:
-        rows = aligned[: whole // _ROW_BYTES * _ROW_BYTES].view(torch.int8).view(-1, _ROW_BYTES)
-        for some in rows.split(len(key.digests)):
-            if len(some) >= _FEWEST_ROWS:
-                digests = key.digests[: len(some)]
-                torch._int_mm(some, key.rows, out=digests)
-                digested += some.numel()
+        rows = (
+            aligned[: word_bytes // _ROW_BYTES * _ROW_BYTES].view(torch.int8).view(-1, _ROW_BYTES)
+        )
+        for batch in rows.split(len(key.digests)):
+            if len(batch) >= _MIN_ROWS:
+                digests = key.digests[: len(batch)]
+                torch._int_mm(batch, key.rows, out=digests)
+                digested += batch.numel()
                 yield digests.flatten()
     yield from aligned[digested:].view(torch.int32).split(_WORDS)

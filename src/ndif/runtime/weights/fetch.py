@@ -137,14 +137,14 @@ def require_readable(spec: ModelSpec) -> None:
     except PermissionError:
         refused = ["any file"]
     if refused:
-        shown = ", ".join(refused[:_NAMED]) + (", …" if len(refused) > _NAMED else "")
+        shown = ", ".join(refused[:_MAX_NAMED]) + (", …" if len(refused) > _MAX_NAMED else "")
         raise UnreadableError(
             f"The user who runs the server may not read {shown} in {spec.checkpoint!r}. Permit it, for "
             "example with `chmod -R a+rX FOLDER`."
         )
 
 
-_NAMED = 3
+_MAX_NAMED = 3
 """Most files that an error names."""
 _REPORT_INTERVAL_S = 0.05
 _WEIGHTS = (

@@ -26,7 +26,7 @@ SIZE = 2 << 20
 _COLLAPSE, _HUGEPAGE = 25, 14
 """Advice of madvise(2): create huge pages at once, or on first access."""
 
-_MOST_PARTS = 8
+_MAX_PARTS = 8
 """Most parts of the weights that are copied at once: more would only wait for memory bandwidth."""
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -127,7 +127,7 @@ def _fill(mapping: Mapping, fd: int) -> bool:
 def _parts(mapping: Mapping) -> Iterator[tuple[int, int]]:
     """Yield the bounds of parts of a mapping, one per CPU, each with at least one huge page."""
     first, last = -(-mapping.start // SIZE), mapping.end // SIZE
-    count = max(1, min(len(os.sched_getaffinity(0)), _MOST_PARTS, last - first))
+    count = max(1, min(len(os.sched_getaffinity(0)), _MAX_PARTS, last - first))
     cuts = [(first + (last - first) * part // count) * SIZE for part in range(1, count)]
     return pairwise((mapping.start, *cuts, mapping.end))
 

@@ -15,7 +15,7 @@ Source = Callable[[Sequence[str]], Mapping[str, torch.Tensor]]
 """A function that returns weights by name. Some may be missing or wrong: the checksum decides."""
 
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_NAMED = 5
+_MAX_NAMED = 5
 
 
 def restore(
@@ -38,7 +38,7 @@ def restore(
         if not left:
             return
     raise WeightsError(
-        f"weights that a request changed could not be restored: {', '.join(left[:_NAMED])}"
+        f"weights that a request changed could not be restored: {', '.join(left[:_MAX_NAMED])}"
     )
 
 
