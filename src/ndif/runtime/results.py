@@ -236,7 +236,7 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     definitions: ClientDefinitions
     from_request: dict[int, tuple[Any, bool]]
-    """First answers of `is_from_request`, by id: once a class is pickled by value, later ones are True."""
+    """First answers of `is_from_request`, by id: it returns True once a class was pickled by value."""
 
     def reducer_override(self, obj: Any) -> Any:
         original = self.definitions.original(obj)

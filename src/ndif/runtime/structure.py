@@ -106,7 +106,7 @@ class _Tree:
         return node
 
     def _children(self, module: Any, depth: int) -> tuple[list[Node], int]:
-        """Return the nodes of a module's children, and the number of children without one."""
+        """Return the nodes of a module's children, and the number of children without a node."""
         children: list[Node] = []
         folded: dict[bytes, Node] = {}
         omitted = 0

@@ -13,7 +13,7 @@ _KINDS: dict[type, str] = {list: "[]", dict: "{}", set: "set()"}
 """Containers that scripts commonly fill, with the expressions that create them."""
 _OTHERS = (collections.deque, collections.defaultdict, collections.Counter, collections.OrderedDict)
 _MAX_COMPARED = 100_000
-"""Most items of a container whose contents are compared; for a larger one only the size is."""
+"""Most items of a container whose contents are compared; for a larger one, only the sizes are."""
 _MAX_NAMED = 3
 _BEFORE_OTHER_NAMES = frozenset(
     ("FOR_ITER", "BEFORE_WITH", "SETUP_WITH", "MAKE_FUNCTION", "IMPORT_NAME", "IMPORT_FROM")

@@ -51,7 +51,7 @@ class Cuda:
     def __init__(self) -> None:
         self._visible = os.environ.get(_VISIBLE)
         self._selected: list[int] | None = None
-        """Indices of the selected devices among those visible when this process started."""
+        """Indices of the selected devices among the devices visible when this process started."""
         self._pools: list[Any] = []
         self._check_tensors: dict[int, torch.Tensor] = {}
         """A small tensor on each device, so that later checks allocate no memory."""
@@ -136,7 +136,7 @@ class Cuda:
 
         Each tensor is exported once, and all runners share its handle: every export adds a wrapper that
         torch frees only with the memory. The reference counter in a handle is never used to free memory
-        here, so a killed runner leaks nothing.
+        here, so a killed runner leaks no memory.
         """
         self.synchronize()
         return [without_event(reduce_tensor(tensor)) for tensor in tensors]
@@ -152,7 +152,7 @@ class Cuda:
         return self._files({_UVM_TOOLS, *_open_nodes(), *nodes}, ())
 
     def _files(self, devices: Iterable[str], shared_memory: Iterable[str]) -> DriverFiles:
-        # A runner sees all devices that this process sees, including those without weights.
+        # A runner sees all devices that this process sees, including devices without weights.
         identities = [_identity(index) for index in range(torch.cuda.device_count())]
         minors = gpu_minors(_information(), identities)
         return DriverFiles(

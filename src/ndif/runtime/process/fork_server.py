@@ -68,9 +68,9 @@ class CannotForkError(Exception):
 
 
 def main(fd: int, generation: str, *, untrusted: bool) -> None:
-    """Import what model processes of `generation` need, then fork them until the host hangs up.
+    """Import the modules for model processes of `generation`, then fork processes until the host hangs up.
 
-    With `untrusted`, also import what confined runners need.
+    With `untrusted`, also import the modules for confined runners.
     """
     end_with_parent()
     previous = os.environ.get(_NVML_CHECK)

@@ -5,7 +5,7 @@ to restore is restored: settings of torch and numpy, the model's hooks, modules 
 Any other change is only detected: the process ends, and the next request gets a new one. Random generators
 of torch and numpy are neither restored nor checked, because each request begins with a new seed.
 
-The reset is no boundary between users: a process serves one user only.
+The reset is not a boundary between users: a process serves one user only.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def owner_shares(max_memory: Mapping[int, int] | None) -> dict[int, int]:
 def runner_shares(
     max_memory: Mapping[int, int] | None, weights: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return the bytes that a runner may allocate on each device, beside the mapped weights."""
+    """Return the bytes that a runner may allocate on each device, in addition to the mapped weights."""
     return {
         device: max(0, size - weights.get(device, 0)) + _OVERHEAD_BYTES
         for device, size in (max_memory or {}).items()

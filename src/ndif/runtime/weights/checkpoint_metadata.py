@@ -113,7 +113,7 @@ def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
         else {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
     )
     _require_small(sizes)
-    # The error of this download tells a missing repository, revision and permission apart.
+    # The error of this download distinguishes a missing repository, revision and permission.
     config = hf_hub_download(
         spec.checkpoint, CONFIG, revision=spec.revision, local_files_only=not is_reachable
     )

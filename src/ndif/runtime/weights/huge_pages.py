@@ -59,8 +59,8 @@ def weights_of(folder: Path) -> list[Mapping]:
 def share(weights: Sequence[Mapping], control: FrameChannel) -> None:
     """Remap `weights` to memory that the host provides for all processes with the same weights.
 
-    No other thread of this process may run meanwhile. Pages that this process has written to keep their
-    contents.
+    No other thread of this process may run during the call. Pages that this process has written to keep
+    their contents.
     """
     for mapping in weights:
         name = _name(mapping)

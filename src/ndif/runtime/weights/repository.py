@@ -1,7 +1,7 @@
 """Checks of a checkpoint's files before a library loads them.
 
 The author of a repository controls its configs, and transformers opens some of the paths in them. Paths
-that nothing opens (`_name_or_path`, often a folder of the author's machine) are ignored. The security
+that no library opens (`_name_or_path`, often a folder of the author's machine) are ignored. The security
 boundary is the confinement of the loading process. These checks only give a clear error in cases in
 which the confinement would show a missing file.
 """
