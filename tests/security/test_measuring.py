@@ -93,7 +93,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a header of 100,000 names": (
         lambda folder: weights(folder, **{"n" * 30 + str(each): [1] for each in range(100_000)}),
-        "tells of more than there is in the file",
+        "describes more data than the file has",
     ),
     "a vocabulary that its weights do not have": (
         lambda folder: changed(folder, vocab_size=10**12),
@@ -105,7 +105,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "weights that are larger than their file": (
         lambda folder: weights(folder, **{"transformer.wte.weight": [10**9]}),
-        "tells of more than there is in the file",
+        "describes more data than the file has",
     ),
     "weights by an absolute path": (
         lambda folder: changed(folder, transformers_weights="/data/private.safetensors"),

@@ -5,8 +5,8 @@ confines itself to that folder, with a memory limit, before it reads any file th
 time. The architecture is built from the config on the meta device, so no weights are read. The config must
 agree with the headers of the weights.
 
-The size is that of the loaded model: its parameters and buffers in their dtypes. If the files hold more
-than twice as much, the surplus counts too: unused weights stay mapped beside used ones.
+The result is the size of the loaded model: its parameters and buffers in their dtypes. If the files hold
+more than twice as much, the surplus counts too: unused weights stay mapped beside used ones.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from ndif.sizes import format_size
 MEMORY_BYTES = 1 << 30
 """Memory that a process may take for one model, on top of the memory that it inherits by the fork."""
 _MAX_THREADS = 64
-_LAST_S = 120
-"""Seconds after which the process ends itself, in case the host that limits its time is gone."""
+_TIMEOUT_S = 120
+"""Seconds after which the process ends itself, in case the host, which limits its time, has ended."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Floating types of loaded models, by their names in safetensors."""
 _ITEM_BYTES = {
@@ -56,47 +56,47 @@ _ITEM_BYTES = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
     **dict.fromkeys(("I8", "U8", "BOOL"), 1),
 }
-_LENGTH = 8
+_LENGTH_BYTES = 8
 """Bytes of the length field before a safetensors header."""
-_LEAST_BYTES = 0.5
+_MIN_ITEM_BYTES = 0.5
 """Lower bound for the bytes of an element of any other dtype."""
 _PACKED = ("U8", "I8", "I16", "I32", "I64")
-_PER_BYTE = 4
+_PARAMETERS_PER_BYTE = 4
 """Most parameters in a byte of a packed tensor."""
-_HEADS = 1 << 20
-"""Allowance, in parameters, for a new head that the files of a small model lack."""
-_LONGEST = 4096
+_HEAD_PARAMETERS = 1 << 20
+"""Allowance, in parameters, for a new head, which the files of a small model lack."""
+_MAX_ANSWER = 4096
 
 
 class UnknownError(UserFacingError):
-    """A model cannot be measured; the message says why."""
+    """A model cannot be measured; the message is the reason."""
 
 
 def main(fd: int) -> None:
     """Answer one `SizeQuestion` from the socket `fd`."""
     end_with_parent()
-    signal.alarm(_LAST_S)
+    signal.alarm(_TIMEOUT_S)
     connection = socket.socket(fileno=fd)
-    asked = connection.makefile("r").readline()
-    if not asked:  # the host has closed the socket
+    line = connection.makefile("r").readline()
+    if not line:  # the host has closed the socket
         return
-    question = from_json(SizeQuestion, asked)
+    question = from_json(SizeQuestion, line)
     spec, folder = question.spec, Path(question.folder)
     answer: ModelSize | Failure | None = None
     try:
         # The check starts the driver, which a model on CPUs does not need.
-        works = cuda.is_available() if question.cuda else None
+        has_cuda = cuda.is_available() if question.cuda else None
         if spec.generation == "0.8":
             # Imported before confinement: nnsight reads the user's home folder on import.
             importlib.import_module("nnsight.modeling.quantization")
         connection = _confine(connection, folder, question.sandbox)
-        answer = replace(evaluate(spec, folder), cuda=works)
+        answer = replace(evaluate(spec, folder), cuda=has_cuda)
     except MemoryError:
         pass
     except Exception as error:
         traceback.print_exc()
         # The user knows the repository, not the folder of the cache or of an outline.
-        answer = Failure(sentence(error).replace(str(folder), spec.checkpoint)[:_LONGEST])
+        answer = Failure(sentence(error).replace(str(folder), spec.checkpoint)[:_MAX_ANSWER])
     if answer is None:
         gc.collect()
         answer = Failure(
@@ -149,7 +149,7 @@ def evaluate(spec: ModelSpec, folder: Path) -> ModelSize:
         is_packed = _is_quantized(config.to_dict())
         require_agreement(spec, parameters, {} if is_packed else _sizes(model), files)
         if not is_packed:
-            size += max(0, files.elements - 2 * parameters - _HEADS) * dtype.itemsize
+            size += max(0, files.elements - 2 * parameters - _HEAD_PARAMETERS) * dtype.itemsize
     return ModelSize(size, parameters, structure)
 
 
@@ -172,17 +172,17 @@ class Files:
     """The dtype that the index of the files names; used if the config names none."""
 
     @classmethod
-    def read(cls, found: Weights) -> Files:
+    def read(cls, checkpoint: Weights) -> Files:
         """Read the headers of a checkpoint's files, or raise an UnknownError."""
-        there = [file for file in found.files if file.is_file()]
+        present = [file for file in checkpoint.files if file.is_file()]
         tensors: dict[str, tuple[str, int]] = {}
         pickled = 0
-        for file in there:
+        for file in present:
             if is_pickled(file):
                 pickled += file.stat().st_size
             else:
                 tensors.update(_header(file))
-        return cls(tensors, pickled, bool(there), found.dtype)
+        return cls(tensors, pickled, bool(present), checkpoint.dtype)
 
     @property
     def elements(self) -> int:
@@ -192,37 +192,44 @@ class Files:
     @property
     def most_parameters(self) -> int:
         """Return an upper bound for the parameters that the files hold, packed or pickled ones included."""
-        each = (
-            count * (_PER_BYTE * _ITEM_BYTES[dtype] if dtype in _PACKED else 1)
+        counts = (
+            count * (_PARAMETERS_PER_BYTE * _ITEM_BYTES[dtype] if dtype in _PACKED else 1)
             for dtype, count in self.tensors.values()
         )
-        return int(sum(each)) + self.pickled_bytes
+        return int(sum(counts)) + self.pickled_bytes
 
     @property
     def dtype(self) -> torch.dtype | None:
         """Return the dtype for loading if the config names none; None if unknown."""
         if self.named_dtype is not None:
             return _dtype_named(self.named_dtype)
-        found = (_DTYPES.get(dtype) for _, (dtype, _) in sorted(self.tensors.items()))
-        return next((dtype for dtype in found if dtype is not None), None)
+        dtypes = (_DTYPES.get(dtype) for _, (dtype, _) in sorted(self.tensors.items()))
+        return next((dtype for dtype in dtypes if dtype is not None), None)
 
 
 def _header(file: Path) -> dict[str, tuple[str, int]]:
     """Return the dtype and size of each tensor; raise UnknownError where safetensors would fail."""
     try:
-        found = parse_local_safetensors_file_metadata(file)
+        metadata = parse_local_safetensors_file_metadata(file)
     except SafetensorsParsingError as error:
-        raise UnknownError(f"Its {file.name} is no file of safetensors.") from error
+        raise UnknownError(f"Its {file.name} is not a safetensors file.") from error
     tensors: dict[str, tuple[str, int]] = {}
     with file.open("rb") as opened:
-        left = file.stat().st_size - _LENGTH - int.from_bytes(opened.read(_LENGTH), "little")
-    for name, tensor in found.tensors.items():
+        left = (
+            file.stat().st_size
+            - _LENGTH_BYTES
+            - int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        )
+    for name, tensor in metadata.tensors.items():
         start, stop = tensor.data_offsets
         count = math.prod(tensor.shape)
         left -= stop - start
-        if not 0 <= count * _ITEM_BYTES.get(tensor.dtype, _LEAST_BYTES) <= stop - start or left < 0:
+        if (
+            not 0 <= count * _ITEM_BYTES.get(tensor.dtype, _MIN_ITEM_BYTES) <= stop - start
+            or left < 0
+        ):
             raise UnknownError(
-                f"The header of its {file.name} tells of more than there is in the file."
+                f"The header of its {file.name} describes more data than the file has."
             )
         tensors[name] = (tensor.dtype, count)
     return tensors
@@ -242,7 +249,7 @@ def require_agreement(
                 f"{expected[name]:,} elements by the config, and {count:,} in the files."
             )
     most = files.most_parameters
-    if parameters > 2 * most + _HEADS:
+    if parameters > 2 * most + _HEAD_PARAMETERS:
         raise UnknownError(
             f"The config of {spec.checkpoint!r} does not belong to its weights: it describes "
             f"{parameters:,} parameters, and the files hold {most:,}."
@@ -273,7 +280,7 @@ def _build(spec: ModelSpec, config: Any, dtype: torch.dtype) -> Any:
         except Exception as failed:
             error = error or failed
     if error is None:
-        raise UnknownError(f"{spec.checkpoint!r} does not say what architecture it has.")
+        raise UnknownError(f"{spec.checkpoint!r} does not name its architecture.")
     raise UnknownError(explain_unavailable(spec, error)) from error
 
 
@@ -303,31 +310,31 @@ def _dtype(spec: ModelSpec, config: Any, files: Files) -> torch.dtype:
     name = spec.dtype if spec.dtype != "auto" else getattr(config, "dtype", None)
     if name is None:
         return files.dtype or torch.float32
-    found = _dtype_named(name)
-    if found is None and spec.generation == "0.8":
+    dtype = _dtype_named(name)
+    if dtype is None and spec.generation == "0.8":
         from nnsight.modeling.quantization import resolve_load_kwargs
 
-        # A quantization stands for its compute dtype here, an upper bound: quantized weights take less.
-        found = _dtype_named(resolve_load_kwargs({"dtype": name}, quantize=False)["dtype"])
-    if found is None:
+        # The compute dtype of a quantization gives an upper bound: quantized weights take less memory.
+        dtype = _dtype_named(resolve_load_kwargs({"dtype": name}, quantize=False)["dtype"])
+    if dtype is None:
         raise UnknownError(f"There is no dtype {spec.dtype!r} to load {spec.checkpoint!r} in.")
-    return found
+    return dtype
 
 
 def _dtype_named(name: Any) -> torch.dtype | None:
-    found = name if isinstance(name, torch.dtype) else getattr(torch, str(name), None)
-    return found if isinstance(found, torch.dtype) else None
+    dtype = name if isinstance(name, torch.dtype) else getattr(torch, str(name), None)
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def _tensors(model: Any) -> Iterator[tuple[int, torch.dtype]]:
     """Yield the number of elements and dtype of every loaded parameter and buffer, tied ones once."""
-    kept = model._get_dtype_plan(model.dtype) if hasattr(model, "_get_dtype_plan") else {}
-    if kept:
-        pattern, by_group, _ = build_glob_alternation(list(kept))
+    dtype_plan = model._get_dtype_plan(model.dtype) if hasattr(model, "_get_dtype_plan") else {}
+    if dtype_plan:
+        pattern, by_group, _ = build_glob_alternation(list(dtype_plan))
     parameters = dict(model.named_parameters())
     for name, tensor in [*parameters.items(), *model.named_buffers()]:
-        found = pattern.search(name) if kept and name in parameters else None
-        yield tensor.numel(), kept[by_group[found.lastgroup]] if found else tensor.dtype
+        match = pattern.search(name) if dtype_plan and name in parameters else None
+        yield tensor.numel(), dtype_plan[by_group[match.lastgroup]] if match else tensor.dtype
 
 
 if __name__ == "__main__":

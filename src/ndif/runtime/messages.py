@@ -1,7 +1,7 @@
 """The messages between a host and the processes of a model; each message is the header of a frame.
 
 Messages without fields are members of `Signal`. The body of a frame is not described here: it is a
-payload, a result, a printed line, or the sentence of a failure.
+payload, a result, a printed line, or the text of a failure.
 """
 
 from __future__ import annotations
@@ -272,13 +272,13 @@ Message = (
 )  # fmt: skip
 
 _KINDS: dict[type, str] = {
-    each: re.sub("(?<!^)(?=[A-Z])", " ", each.__name__).lower()
-    for each in get_args(Message)
-    if each is not Signal
+    cls: re.sub("(?<!^)(?=[A-Z])", " ", cls.__name__).lower()
+    for cls in get_args(Message)
+    if cls is not Signal
 }
 # Created eagerly: the reset of a runner between requests would detect a cache that changed.
-_DECODERS = {kind: decoder(each) for each, kind in _KINDS.items()}
-_SIGNALS = {each.value: each for each in Signal}
+_DECODERS = {kind: decoder(cls) for cls, kind in _KINDS.items()}
+_SIGNALS = {signal.value: signal for signal in Signal}
 
 
 def kind_of(message: Message) -> str:

@@ -75,7 +75,7 @@ class _HostFile(io.FileIO):
 
 @contextlib.contextmanager
 def _opened(fd: int) -> Iterator[_HostFile]:
-    """Open a file of the host; raise ResultNotStoredError if its disk fails, not for other errors."""
+    """Open a file of the host; raise ResultNotStoredError only if its disk fails."""
     raw = _HostFile(fd, "wb", closefd=False)
     try:
         yield raw
@@ -86,13 +86,13 @@ def _opened(fd: int) -> Iterator[_HostFile]:
         raise ResultNotStoredError(
             "The block ran, but the server's disk "
             + ("is full" if is_full else f"failed ({raw.failure.strerror})")
-            + ", so that its result could not be stored. Nothing is wrong with the block: send it again "
-            "later, or tell the server's operator."
+            + ", so its result could not be stored. The block has no error: send it again later, or "
+            "notify the server's operator."
         ) from error
 
 
 class _Meter(io.RawIOBase):
-    """A file that counts its bytes, and keeps them up to `keep` of them."""
+    """A file that counts its bytes, and keeps them if they are at most `keep`."""
 
     def __init__(self, limit: int, keep: int) -> None:
         self.size = 0
@@ -120,16 +120,16 @@ class _Meter(io.RawIOBase):
 
 
 class ClientDefinitions(Protocol):
-    """Facts about the classes and functions of one request, as its client has them."""
+    """Facts about the client's classes and functions in one request."""
 
     def is_from_request(self, value: type | types.FunctionType) -> bool:
-        """Return True if the request brought `value`, so that its client has it under its name."""
+        """Return True if the request brought `value`: its client has an object of that name."""
 
     def original(self, value: object) -> tuple[str, str] | None:
-        """Return module and name of the object that `value` replaces in a block; None if none."""
+        """Return the module and name of the object that `value` replaces in a block, or None."""
 
     def unguarded(self, function: types.FunctionType) -> types.FunctionType:
-        """Return a block's function without the policy's changes, as its client would have made it."""
+        """Return a block's function without the policy's changes, as on its client."""
 
 
 class TrustedDefinitions:
@@ -146,8 +146,8 @@ class TrustedDefinitions:
         if isinstance(value, types.FunctionType):
             return value in self._functions
         # Compared by identity: a metaclass may define `__eq__`.
-        known = [*cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values()]
-        return any(each is value for each in known)
+        classes = [*cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values()]
+        return any(cls is value for cls in classes)
 
     def original(self, value: object) -> None: ...
 
@@ -180,7 +180,7 @@ class Result:
             if meter.size <= max_bytes:
                 raise
             raise ResultTooLargeError(
-                f"The saved values take more than {format_size(max_bytes)}, the most that you are sent "
+                f"The saved values take more than {format_size(max_bytes)}, the limit for a result "
                 "(NDIF_MAX_RESULT_BYTES, or a limit of your API key). Save fewer values, or reduce them "
                 "inside the trace: a slice, a mean, .to(torch.bfloat16)."
             ) from error
@@ -236,7 +236,7 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     definitions: ClientDefinitions
     from_request: dict[int, tuple[Any, bool]]
-    """First answers of `is_from_request`, by id: pickling a class by value makes later answers True."""
+    """First answers of `is_from_request`, by id: it returns True once a class was pickled by value."""
 
     def reducer_override(self, obj: Any) -> Any:
         original = self.definitions.original(obj)
@@ -249,7 +249,7 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, torch.nn.Module):
             return _reduce_module(obj)
         if isinstance(obj, type | types.FunctionType):
-            if _is_of_the_server(obj):
+            if _belongs_to_server(obj):
                 raise pickle.PicklingError(f"{obj.__name__!r} is a part of the server")
             if not cloudpickle.cloudpickle._should_pickle_by_reference(obj):
                 name = self._clients_name(obj)
@@ -271,11 +271,15 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not module or module == "builtins" or "<" in qualname:
             # cloudpickle itself handles builtin classes that have no name in `builtins`.
             return None
-        return _reference(module, qualname) if _has(module, qualname) or self._came(obj) else None
+        return (
+            _reference(module, qualname)
+            if _module_has(module, qualname) or self._is_from_request(obj)
+            else None
+        )
 
-    def _came(self, obj: type | types.FunctionType) -> bool:
-        known = self.from_request.setdefault(id(obj), (obj, self.definitions.is_from_request(obj)))
-        return known[1]
+    def _is_from_request(self, obj: type | types.FunctionType) -> bool:
+        entry = self.from_request.setdefault(id(obj), (obj, self.definitions.is_from_request(obj)))
+        return entry[1]
 
 
 def _pickling(definitions: ClientDefinitions) -> Any:
@@ -287,7 +291,7 @@ def _pickling(definitions: ClientDefinitions) -> Any:
     return module
 
 
-def _has(module: str, qualname: str) -> bool:
+def _module_has(module: str, qualname: str) -> bool:
     """Return True if an imported module has an object of this name, such as a function's wrapper."""
     try:
         functools.reduce(getattr, qualname.split("."), sys.modules[module])
@@ -296,7 +300,7 @@ def _has(module: str, qualname: str) -> bool:
     return module != "__main__"
 
 
-def _is_of_the_server(obj: type | types.FunctionType) -> bool:
+def _belongs_to_server(obj: type | types.FunctionType) -> bool:
     return str(obj.__module__).partition(".")[0] == "ndif"
 
 
@@ -312,20 +316,22 @@ def _is_named_tuple(cls: type) -> bool:
         cls.__bases__ == (tuple,)
         and type(own.get("_fields")) is tuple
         and getattr(own.get("__repr__"), "__module__", None) == "collections"
-        and {*own} <= {*_OF_NAMED_TUPLES, *own["_fields"]}
+        and {*own} <= {*_NAMED_TUPLE_ATTRIBUTES, *own["_fields"]}
     )
 
 
 _named_tuple: Callable[..., Any] = collections.namedtuple
-_OF_NAMED_TUPLES = frozenset((*vars(_named_tuple("_", [])), "__annotations__", "__orig_bases__"))
+_NAMED_TUPLE_ATTRIBUTES = frozenset(
+    (*vars(_named_tuple("_", [])), "__annotations__", "__orig_bases__")
+)
 """Attributes of every named tuple class, besides its fields."""
 
 
 def _reduce_named_tuple(cls: Any) -> Any:
     """Reduce a named tuple to the call that creates it: its methods are bytecode of one Python version."""
     defaults = [cls._field_defaults[name] for name in cls._fields if name in cls._field_defaults]
-    given = {"defaults": defaults, "module": cls.__module__}
-    return functools.partial(_named_tuple, cls.__name__, cls._fields, **given), ()
+    options = {"defaults": defaults, "module": cls.__module__}
+    return functools.partial(_named_tuple, cls.__name__, cls._fields, **options), ()
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -339,24 +345,24 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _reduce_module(module: torch.nn.Module) -> Any:
-    """Reduce a module of the model without what nnsight 0.6 and 0.7 added to it in this process."""
+    """Reduce a module of the model without the attributes and hooks that nnsight 0.6 and 0.7 added here."""
     own = vars(module)
     if "__nnsight_forward__" not in own:
         return NotImplemented
     reduced: Any = module.__reduce_ex__(_PROTOCOL)
     state = {
-        name: _without_nnsights(value) if name.endswith("_hooks") else value
+        name: _without_nnsight_hooks(value) if name.endswith("_hooks") else value
         for name, value in own.items()
-        if name not in _OF_NNSIGHT and not name.startswith("__nnsight_")
+        if name not in _NNSIGHT_ATTRIBUTES and not name.startswith("__nnsight_")
     }
     return (*reduced[:2], state, *reduced[3:])
 
 
-_OF_NNSIGHT = ("forward", "__path__", "__source_accessor__", "_persistent_id")
-"""Attributes that nnsight adds to a module, besides those that begin with `__nnsight_`."""
+_NNSIGHT_ATTRIBUTES = ("forward", "__path__", "__source_accessor__", "_persistent_id")
+"""Attributes that nnsight adds to a module, besides attributes that begin with `__nnsight_`."""
 
 
-def _without_nnsights(hooks: Any) -> Any:
+def _without_nnsight_hooks(hooks: Any) -> Any:
     if not isinstance(hooks, Mapping):
         return hooks
     return collections.OrderedDict(
@@ -377,4 +383,4 @@ class _Module:
 
 
 torch.serialization.set_crc32_options(False)
-"""TCP has its own checksums, and torch.load ignores those of the zip archive."""
+"""TCP has its own checksums, and torch.load ignores the checksums of the zip archive."""

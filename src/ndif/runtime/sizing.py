@@ -40,7 +40,7 @@ class OutlineQuestion:
 
     spec: ModelSpec
     folder: str
-    """An empty folder, for an outline if one is needed."""
+    """An empty folder, which receives the outline if the answer needs one."""
     environment: Mapping[str, str]
     """The operator's environment variables."""
 

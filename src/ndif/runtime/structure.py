@@ -19,11 +19,11 @@ import torch
 from ndif.runtime.weights.card import has_tokenizer, read_license
 
 MAX_BYTES = 1 << 17
-"""Largest structure, in bytes of JSON; that of a 70B model has about four thousand."""
+"""Largest structure, in bytes of JSON; the structure of a 70B model has about four thousand."""
 _MAX_NODES, _MAX_DEPTH, _MAX_MODULES = 1024, 24, 200_000
 _MAX_CHILDREN, _MAX_PARAMETERS, _MAX_DIMENSIONS, _MAX_RUNS = 256, 32, 8, 256
 _MAX_NAME = 128
-"""Largest length of a module's name. A longer name is left out: a truncated path would be wrong."""
+"""Largest length of a module's name. A longer name is omitted: a truncated path would be wrong."""
 _LARGEST = 1 << 62
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _NUMBERS = {
@@ -42,12 +42,12 @@ def describe_structure(module: Any, folder: Path) -> dict[str, Any]:
     """Return the structure of a model as JSON values; `folder` holds its repository's files."""
     config = getattr(module, "config", None)
     return {
-        "tree": _fitting(_Tree().node(module, "", 0)),
+        "tree": _shrink_to_limit(_Tree().node(module, "", 0)),
         "dtype": _name_of(getattr(module, "dtype", None)),
         "bytes": _bytes(module),
         **_numbers(config),
         "encoder_decoder": getattr(config, "is_encoder_decoder", None) is True,
-        "tokenizer": has_tokenizer(each.name for each in folder.iterdir()),
+        "tokenizer": has_tokenizer(file.name for file in folder.iterdir()),
         "license": read_license(folder),
     }
 
@@ -65,10 +65,10 @@ def _numbers(config: Any) -> dict[str, int | None]:
     text = config
     if hasattr(config, "get_text_config"):
         text = config.get_text_config()
-    found = {name: getattr(text, attribute, None) for name, attribute in _NUMBERS.items()}
+    numbers = {name: getattr(text, attribute, None) for name, attribute in _NUMBERS.items()}
     return {
         name: value if type(value) is int and 0 <= value < _LARGEST else None
-        for name, value in found.items()
+        for name, value in numbers.items()
     }
 
 
@@ -93,9 +93,9 @@ class _Tree:
             "name": name,
             "class": type(module).__name__[:_MAX_NAME],
             "parameters": [
-                {"name": each, "shape": list(tensor.shape), "dtype": _name_of(tensor.dtype)}
-                for each, tensor in own[:_MAX_PARAMETERS]
-                if len(each) <= _MAX_NAME and tensor.dim() <= _MAX_DIMENSIONS
+                {"name": key, "shape": list(tensor.shape), "dtype": _name_of(tensor.dtype)}
+                for key, tensor in own[:_MAX_PARAMETERS]
+                if len(key) <= _MAX_NAME and tensor.dim() <= _MAX_DIMENSIONS
             ],
             "count": sum(parameter.numel() for parameter in module.parameters()),
             "children": children,
@@ -106,7 +106,7 @@ class _Tree:
         return node
 
     def _children(self, module: Any, depth: int) -> tuple[list[Node], int]:
-        """Return the nodes of a module's children, and the number of children without one."""
+        """Return the nodes of a module's children, and the number of children without a node."""
         children: list[Node] = []
         folded: dict[bytes, Node] = {}
         omitted = 0
@@ -133,36 +133,36 @@ class _Tree:
 
     def _signature(self, node: Node) -> bytes:
         own = {key: value for key, value in node.items() if key not in ("name", "children")}
-        found = hashlib.sha256(json.dumps(own).encode())
+        digest = hashlib.sha256(json.dumps(own).encode())
         for child in node["children"]:
             place = child.get("indices") or child["name"]
-            found.update(json.dumps(place).encode() + self._signatures[id(child)])
-        return found.digest()
+            digest.update(json.dumps(place).encode() + self._signatures[id(child)])
+        return digest.digest()
 
 
-def _fitting(tree: Node) -> Node:
+def _shrink_to_limit(tree: Node) -> Node:
     """Cut a tree to the size limit, deepest nodes first, and return it."""
-    most = _MAX_NODES
-    _cut(tree, most)
+    limit = _MAX_NODES
+    _cut(tree, limit)
     # A quarter of the limit is left for the other facts.
-    while len(json.dumps(tree)) > MAX_BYTES * 3 // 4 and most > 1:
-        most //= 2
-        _cut(tree, most)
+    while len(json.dumps(tree)) > MAX_BYTES * 3 // 4 and limit > 1:
+        limit //= 2
+        _cut(tree, limit)
     return tree
 
 
-def _cut(tree: Node, most: int) -> None:
-    """Keep the first `most` nodes of a tree in breadth-first order."""
-    waiting = deque([tree])
-    left = most - 1
-    while waiting:
-        node = waiting.popleft()
+def _cut(tree: Node, limit: int) -> None:
+    """Keep the first `limit` nodes of a tree in breadth-first order."""
+    queue = deque([tree])
+    left = limit - 1
+    while queue:
+        node = queue.popleft()
         kept = node["children"][: max(0, left)]
         left -= len(kept)
-        if gone := len(node["children"]) - len(kept):
-            node["omitted"] = node.get("omitted", 0) + gone
+        if omitted := len(node["children"]) - len(kept):
+            node["omitted"] = node.get("omitted", 0) + omitted
         node["children"] = kept
-        waiting += kept
+        queue += kept
 
 
 def _name_of(dtype: torch.dtype | None) -> str | None:

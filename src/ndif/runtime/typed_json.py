@@ -23,7 +23,7 @@ def to_json(value: Any) -> bytes:
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:
-        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_to_builtin)
         return json.dumps(plain, ensure_ascii=False).encode(errors="replace")
 
 
@@ -45,19 +45,19 @@ def read(decoder: msgspec.json.Decoder[T], text: bytes | str) -> T:
         raise ValueError(str(error)) from None
 
 
-def _model(kind: Any, content: Any) -> Any:
+def _validate_model(kind: Any, content: Any) -> Any:
     return kind.model_validate(content)
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, dec_hook=_model)
+    return msgspec.json.Decoder(kind, dec_hook=_validate_model)
 
 
 decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(_decoder)
 """Return the decoder of a type, created on first use."""
 
 
-def _plain(value: Any) -> Any:
+def _to_builtin(value: Any) -> Any:
     # msgspec encodes no subclasses of these types; ndif has such a subclass of str.
     for kind in (str, int, float):
         if isinstance(value, kind):
@@ -65,4 +65,4 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", by_alias=True)
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+_ENCODER = msgspec.json.Encoder(enc_hook=_to_builtin)

@@ -115,7 +115,7 @@ def test_assigning_blocks_run_alone_if_model_writes_in_place(
 ) -> None:
     model = generation.model
     parts = model.transformer.h if hasattr(model._module, "transformer") else model.model.layers
-    monkeypatch.setattr(generation, "_together", None)
+    monkeypatch.setattr(generation, "_shared_passes", None)
 
     def write(_: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         args[0].add_(0)
@@ -123,7 +123,7 @@ def test_assigning_blocks_run_alone_if_model_writes_in_place(
     with parts[1]._module.register_forward_pre_hook(write):
         assert together(generation, assigns, assigns) == [None, None]
         assert None not in together(generation, reads, reads)
-    monkeypatch.setattr(generation, "_together", None)
+    monkeypatch.setattr(generation, "_shared_passes", None)
 
 
 def test_saved_views_are_sent_without_base_storage(generation: Nnsight08) -> None:
@@ -149,11 +149,11 @@ def test_saved_values_are_not_mixed_up_when_object_ids_are_reused(generation: Nn
 def test_moe_and_quantized_models_are_not_co_batched(
     generation: Nnsight08, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(generation, "_together", None)
+    monkeypatch.setattr(generation, "_shared_passes", None)
     for name, value in config.items():
         monkeypatch.setattr(generation.model._module.config, name, value, raising=False)
     assert together(generation, reads, reads) == [None, None]
-    generation._together = None
+    generation._shared_passes = None
 
 
 @pytest.mark.parametrize("block", OTHERS)
@@ -198,7 +198,7 @@ def test_prompts_of_different_length_get_separate_passes(generation: Nnsight08) 
 def test_co_batched_pass_respects_token_limit(
     generation: Nnsight08, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ndif.runtime.generations.co_batch_nnsight08._MOST_TOKENS", 14)
+    monkeypatch.setattr("ndif.runtime.generations.co_batch_nnsight08._MAX_TOKENS", 14)
     found = together(generation, reads, edits, reads, reads)
     assert [each is None for each in found] == [False] * 4
     found = together(generation, reads, edits, reads)
@@ -230,10 +230,10 @@ def test_model_that_mixes_rows_is_not_co_batched(
 ) -> None:
     """Examples are batch normalization and experts with a limited token capacity."""
     head = generation.model._module.lm_head
-    monkeypatch.setattr(generation, "_together", None)
+    monkeypatch.setattr(generation, "_shared_passes", None)
     with head.register_forward_pre_hook(lambda _, args: (args[0] - args[0].mean(0, keepdim=True),)):
         assert together(generation, edits, edits) == [None, None]
-    monkeypatch.setattr(generation, "_together", None)
+    monkeypatch.setattr(generation, "_shared_passes", None)
     assert None not in together(generation, edits, edits)
 
 
@@ -242,7 +242,7 @@ def test_co_batch_leaves_model_unchanged(generation: Nnsight08) -> None:
     hooks = [
         (len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model._module.modules()
     ]
-    generation._together = None
+    generation._shared_passes = None
     together(generation, reads, fails, edits, prints)
     assert hooks == [
         (len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model._module.modules()

@@ -184,7 +184,7 @@ def test_gpu_minors_are_found_by_bus_or_uuid() -> None:
 def test_only_device_files_of_replicas_gpus_are_ours(
     node: str, minors: frozenset[int] | None, ours: bool
 ) -> None:
-    assert cuda._is_ours(node, minors) is ours
+    assert cuda._is_selected(node, minors) is ours
 
 
 def test_early_start_of_cuda_is_detected_with_suspect_packages(

@@ -16,7 +16,7 @@ from ndif.runtime.process.namespaces import (
     _SET,
     Namespaces,
     _function_offsets,
-    _is_known,
+    _has_layout,
     _Items,
     _Layout,
     _Words,
@@ -54,8 +54,8 @@ def change(found: list[Any], how: str, value: object) -> None:
 
 
 def test_interpreters_list_and_set_layouts_are_known() -> None:
-    assert _is_known(_LIST)
-    assert _is_known(_SET)
+    assert _has_layout(_LIST)
+    assert _has_layout(_SET)
 
 
 @given(_SEVERAL, _STEPS)

@@ -93,8 +93,8 @@ def test_least_recently_used_repositories_are_evicted_until_new_one_fits(
         (
             state(OLD, LOADED, free=10, limit=900),
             50,
-            "needs 50GB, and 10GB are free on this machine's disk (/hub), and its cache has 30GB that "
-            "nothing uses.",
+            "needs 50GB, and 10GB are free on this machine's disk (/hub), and its cache has 30GB of "
+            "unused models.",
         ),
         (
             state(OLD, LOADED, free=900, limit=50),

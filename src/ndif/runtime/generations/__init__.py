@@ -156,7 +156,7 @@ def _read_config(path: Path) -> dict[str, Any] | None:
         return None
 
     def number(text: str) -> float | str:
-        return found if math.isfinite(found := float(text)) else text
+        return value if math.isfinite(value := float(text)) else text
 
     try:
         config: dict[str, Any] = json.loads(
@@ -209,7 +209,7 @@ def unpickling_errors(generation: str) -> Iterator[None]:
 
 
 def find_class(unpickler: Any, module: str, name: str) -> Any:
-    """Replace `Unpickler.find_class`: the error about a missing module also carries the name sought."""
+    """Replace `Unpickler.find_class`: a ModuleNotFoundError also carries the name that is sought."""
     try:
         return pickle.Unpickler.find_class(unpickler, module, name)
     except ModuleNotFoundError as error:

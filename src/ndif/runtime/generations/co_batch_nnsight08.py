@@ -2,11 +2,11 @@
 
 nnsight runs the invokes of one trace in one pass, each with its own rows. Here each trace becomes such an
 invoke, if three conditions hold. Its block is row-wise (`row_wise`). Its prompts have as many tokens as the
-others, so that nothing is padded. The values that it reads and edits were observed to have a row for each
-prompt, equal to a pass of that prompt alone up to rounding.
+other prompts, so that none is padded. The values that its block reads and edits were observed to have a row
+for each prompt, equal to a pass of that prompt alone up to rounding.
 
-Any other trace, and any that raises an error, must run alone. So must every trace of a model that is
-quantized or has experts: its values in one row may depend on other rows.
+Any other trace, and any trace that raises an error, must run alone. Every trace of a model that is
+quantized or has experts must run alone, too: the model's values in one row may depend on other rows.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ndif.runtime.generations import Saves
 from ndif.runtime.generations.row_wise import Edits, ExpressionKind, row_wise_edits
 from ndif.runtime.generations.unsaved import Unsaved
 
-_MOST_TOKENS = 4096
+_MAX_TOKENS = 4096
 """Most tokens in one pass; beyond that, separate passes take no longer."""
 _ROWS, _TOKENS = 3, 5
-"""Shape of the pass that explores a model: unusual sizes, not to be confused with a model's dimensions."""
+"""Shape of the pass that explores a model: unusual sizes, chosen to differ from its dimensions."""
 _ATTEMPTS = 2
 _PLAIN = (
     int,
@@ -70,25 +70,25 @@ class SharedPassRunner:
 
     def run(self, payloads: Sequence[bytes], read: Read) -> list[Saves | None]:
         """Run traces in shared passes; return their saved values, None for a trace that must run alone."""
-        found: list[Saves | None] = [None] * len(payloads)
+        results: list[Saves | None] = [None] * len(payloads)
         waiting = list(range(len(payloads)))
         for _ in range(_ATTEMPTS):
             # Read again for each attempt, because a block fills containers in its payload.
             members = [self._member(at, payloads[at], read) for at in waiting]
             failed: set[int] = set()
-            for group in _groups([each for each in members if each is not None]):
+            for group in _groups([member for member in members if member is not None]):
                 try:
                     self._run(group)
                 except Exception:
                     # The traces that did not cause the failure share another pass.
-                    failed |= {each.at for each in group if not each.has_failed}
+                    failed |= {member.at for member in group if not member.has_failed}
                 else:
-                    for each in group:
-                        found[each.at] = each.values
+                    for member in group:
+                        results[member.at] = member.values
             waiting = sorted(failed)
             if len(waiting) < 2:
                 break
-        return found
+        return results
 
     def _member(self, at: int, payload: bytes, read: Read) -> _Member | None:
         """Return a trace that may share a pass; None if it must run alone."""
@@ -104,7 +104,8 @@ class SharedPassRunner:
         if edits is None or args or not isinstance(rows, torch.Tensor) or rows.dim() != 2:
             return None
         if not all(
-            isinstance(each, torch.Tensor) and len(each) == len(rows) for each in encoding.values()
+            isinstance(tensor, torch.Tensor) and len(tensor) == len(rows)
+            for tensor in encoding.values()
         ):
             return None
         return _Member(at, tracer, edits, encoding)
@@ -125,29 +126,31 @@ class SharedPassRunner:
     def _edits(self, tracer: Any) -> Edits | None:
         """Return how a trace's block edits its rows; None if it is not row-wise."""
         frame = tracer.info.frame
-        taken = {**frame.f_globals, **frame.f_locals}
+        variables = {**frame.f_globals, **frame.f_locals}
         source = "".join(linecache.cache[frame.f_code.co_filename][2])  # type: ignore[misc]
-        names = {name: _kind_of(value) for name, value in taken.items()}
+        names = {name: _kind_of(value) for name, value in variables.items()}
         return row_wise_edits(source, names, self._modules)
 
     def _run(self, group: Sequence[_Member]) -> None:
         """Run traces in one pass and store their values; raise the error of the first that fails."""
-        batcher = _Joined(self._model, group[0].edits)
+        batcher = _JoinedBatcher(self._model, group[0].edits)
         interleaver = self._model.interleaver
         tracing.inc()
         try:
-            for each in group:
-                each.mediator = _Guarded(each, self.locations)
-                each.mediator.batch_group = batcher.join(each.encoding)
-                interleaver.mediators.append(each.mediator)
+            for member in group:
+                member.mediator = _Guarded(member, self.locations)
+                member.mediator.batch_group = batcher.join(member.encoding)
+                interleaver.mediators.append(member.mediator)
             self._model.interleave(self._model._call, batcher=batcher)
-            for each in group:
-                each.end()
+            for member in group:
+                member.end()
         except Exception:
-            if not any(each.has_failed for each in group):
+            if not any(member.has_failed for member in group):
                 # The pass has ended, and a block still waits for a value.
-                for each in group:
-                    each.has_failed = each.mediator is None or each.mediator.pending is not None
+                for member in group:
+                    member.has_failed = (
+                        member.mediator is None or member.mediator.pending is not None
+                    )
             raise
         finally:
             interleaver.cancel()
@@ -243,7 +246,7 @@ class _Guarded(Mediator):  # type: ignore[misc]
             raise
 
 
-class _Joined(Batcher):  # type: ignore[misc]
+class _JoinedBatcher(Batcher):  # type: ignore[misc]
     """A batcher for the encoded rows of several traces."""
 
     def __init__(self, envoy: Envoy, edits: Edits) -> None:
@@ -263,7 +266,7 @@ class _Joined(Batcher):  # type: ignore[misc]
         self, full: torch.Tensor, group: list[int], edited: torch.Tensor
     ) -> torch.Tensor:
         rows = full.narrow(0, *group) if full.shape[0] == self.total else full
-        if _place(rows) == _place(edited):  # edited in place
+        if _memory_of(rows) == _memory_of(edited):  # edited in place
             return full
         if self._edits is Edits.IN_PLACE:
             raise ValueError("another value was assigned")
@@ -272,24 +275,25 @@ class _Joined(Batcher):  # type: ignore[misc]
 
     def assemble(self, fn: Any) -> tuple[tuple[()], dict[str, torch.Tensor]]:
         return (), {
-            name: torch.cat([each[name] for each in self._encodings]) for name in self._encodings[0]
+            name: torch.cat([encoding[name] for encoding in self._encodings])
+            for name in self._encodings[0]
         }
 
 
 def _groups(members: Sequence[_Member]) -> Iterator[list[_Member]]:
     """Yield groups of at least two traces that can share a pass."""
-    of_shape = defaultdict(list)
-    for each in members:
-        of_shape[each.shape].append(each)
-    for shape, alike in of_shape.items():
+    by_shape = defaultdict(list)
+    for member in members:
+        by_shape[member.shape].append(member)
+    for shape, candidates in by_shape.items():
         groups: list[list[_Member]] = [[]]
         rows = 0
-        for each in alike:
-            rows += len(each.encoding["input_ids"])
-            if rows * shape[-1] > _MOST_TOKENS:
+        for member in candidates:
+            rows += len(member.encoding["input_ids"])
+            if rows * shape[-1] > _MAX_TOKENS:
                 groups.append([])
-                rows = len(each.encoding["input_ids"])
-            groups[-1].append(each)
+                rows = len(member.encoding["input_ids"])
+            groups[-1].append(member)
         yield from (group for group in groups if len(group) > 1)
 
 
@@ -297,7 +301,7 @@ def _kind_of(value: Any) -> ExpressionKind:
     """Return the kind of a value that a block takes from its script."""
     if type(value) in (Envoy, *_MODELS):
         return ExpressionKind.PART
-    if any(value is each for each in _NAMESPACES):
+    if any(value is namespace for namespace in _NAMESPACES):
         return ExpressionKind.TORCH
     if value is nnsight:
         return ExpressionKind.NNSIGHT
@@ -306,9 +310,9 @@ def _kind_of(value: Any) -> ExpressionKind:
 
 def _is_plain(value: Any, depth: int = 4) -> bool:
     if type(value) in (list, tuple, set):
-        return depth > 0 and all(_is_plain(each, depth - 1) for each in value)
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
     if type(value) is dict:
-        return depth > 0 and all(_is_plain(each, depth - 1) for each in [*value, *value.values()])
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in [*value, *value.values()])
     return type(value) in (*_PLAIN, range, slice)
 
 
@@ -323,7 +327,7 @@ def _saving(saves: set[int]) -> Iterator[None]:
         tracing._local.saves = before
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
@@ -332,9 +336,9 @@ def _outline(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.shape, value.dtype, value.device
     if isinstance(value, (tuple, list)):
-        return type(value), [_outline(each) for each in value]
+        return type(value), [_outline(item) for item in value]
     if isinstance(value, dict):
-        return type(value), {name: _outline(each) for name, each in value.items()}
+        return type(value), {name: _outline(item) for name, item in value.items()}
     return type(value)
 
 
@@ -342,7 +346,7 @@ class _Copies:
     """Copies of saved values without the rows of other traces, which views of a pass would include."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._copies: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def of(self, value: Any) -> Any:
         """Return a value with a copy of each view; identical views share one copy.
@@ -354,14 +358,14 @@ class _Copies:
             size = value.untyped_storage().nbytes()
             if value.is_contiguous() and size == value.numel() * value.element_size():
                 return value
-            if _place(value) not in self._made:
+            if _memory_of(value) not in self._copies:
                 copy = value.detach().clone()
-                self._made[_place(value)] = copy.requires_grad_(value.requires_grad)
-            return self._made[_place(value)]
+                self._copies[_memory_of(value)] = copy.requires_grad_(value.requires_grad)
+            return self._copies[_memory_of(value)]
         if type(value) in (list, tuple, set):
             return type(value)(map(self.of, value))
         if type(value) is dict:
-            return {name: self.of(each) for name, each in value.items()}
+            return {name: self.of(item) for name, item in value.items()}
         if type(value) not in (*_PLAIN, range, torch.Size):
             raise TypeError(type(value).__name__)
         return value
@@ -393,50 +397,52 @@ def _locations(model: TransformersModel) -> Locations:
         return Locations()
     size = model._module.get_input_embeddings().num_embeddings
     rows = torch.arange(_ROWS * _TOKENS).reshape(_ROWS, _TOKENS) * 7919 % size
-    alone = [_seen(model, row[None]) for row in rows]
-    together = _seen(model, rows)
+    alone = [_observe(model, row[None]) for row in rows]
+    together = _observe(model, rows)
     row_wise = frozenset(
         location
-        for location, seen in together.items()
+        for location, observation in together.items()
         if all(
-            location in each and _has_row(seen.value, at, each[location].value)
-            for at, each in enumerate(alone)
+            location in values and _has_row(observation.value, at, values[location].value)
+            for at, values in enumerate(alone)
         )
     )
-    return Locations(row_wise, frozenset(each for each in row_wise if together[each].is_kept))
+    return Locations(
+        row_wise, frozenset(location for location in row_wise if together[location].is_kept)
+    )
 
 
 @dataclass
-class _Seen:
+class _Observation:
     """The value at one location of a pass."""
 
     value: Any
-    """A copy."""
-    there: list[tuple[torch.Tensor, int]]
+    """A copy of the value."""
+    originals: list[tuple[torch.Tensor, int]]
     """The original tensors, with their versions at the time of the copy."""
 
     @property
     def is_kept(self) -> bool:
         """Return True if no tensor was modified since the copy."""
-        return all(tensor._version == version for tensor, version in self.there)
+        return all(tensor._version == version for tensor, version in self.originals)
 
 
-def _seen(model: TransformersModel, rows: torch.Tensor) -> dict[str, _Seen]:
+def _observe(model: TransformersModel, rows: torch.Tensor) -> dict[str, _Observation]:
     """Run a pass; return the first input and the output of each module, by location."""
-    seen: dict[str, _Seen] = {}
+    observations: dict[str, _Observation] = {}
     hooks = []
 
-    def see(location: str, value: Any) -> None:
-        if location not in seen:
-            there: list[tuple[torch.Tensor, int]] = []
-            seen[location] = _Seen(_copied(value, there), there)
+    def record(location: str, value: Any) -> None:
+        if location not in observations:
+            originals: list[tuple[torch.Tensor, int]] = []
+            observations[location] = _Observation(_copied(value, originals), originals)
 
     def watch(path: str, module: torch.nn.Module) -> None:
         def before(_: Any, args: Any, kwargs: Any) -> None:
-            see(f"{path}.input", first_input(args, kwargs))
+            record(f"{path}.input", first_input(args, kwargs))
 
         def after(_: Any, __: Any, output: Any) -> None:
-            see(f"{path}.output", output)
+            record(f"{path}.output", output)
 
         hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
         hooks.append(module.register_forward_hook(after))
@@ -447,26 +453,26 @@ def _seen(model: TransformersModel, rows: torch.Tensor) -> dict[str, _Seen]:
         _, encoding = model._batch([((rows,), {})], model._call)
         device = model.device
         with torch.no_grad():
-            model._module(**{name: each.to(device) for name, each in encoding.items()})
+            model._module(**{name: tensor.to(device) for name, tensor in encoding.items()})
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return observations
 
 
 _OTHER = object()
 
 
-def _copied(value: Any, there: list[tuple[torch.Tensor, int]]) -> Any:
-    """Copy a module's input or output, and add its tensors to `there`.
+def _copied(value: Any, originals: list[tuple[torch.Tensor, int]]) -> Any:
+    """Copy a module's input or output, and add its tensors to `originals`.
 
     Only tensors, tuples and None are copied. An item assigned in a copied list would miss the original.
     """
     if isinstance(value, torch.Tensor):
-        there.append((value, value._version))
+        originals.append((value, value._version))
         return value.detach().clone()
     if type(value) is tuple:
-        return tuple(_copied(each, there) for each in value)
+        return tuple(_copied(item, originals) for item in value)
     return None if value is None else _OTHER
 
 
@@ -482,7 +488,7 @@ def _has_row(value: Any, at: int, alone: Any) -> bool:
         return bool(difference <= _rounding(value.dtype) * alone.double().norm())
     if isinstance(value, tuple) and isinstance(alone, tuple):
         return len(value) == len(alone) and all(
-            _has_row(each, at, other) for each, other in zip(value, alone, strict=True)
+            _has_row(item, at, other) for item, other in zip(value, alone, strict=True)
         )
     return value is None and alone is None
 

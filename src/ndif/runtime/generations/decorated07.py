@@ -39,7 +39,7 @@ _make_function = serialization.make_function
 
 @functools.wraps(_make_function)
 def _make_wrapper(*arguments: Any) -> FunctionType:
-    """Replace `make_function`: rebuild torch's wrappers, explain failures, note the request's function."""
+    """Replace `make_function`: rebuild torch's wrappers, explain failures, record the function."""
     source, name, _, *others = arguments
     if tuple(arguments[_CLOSURE] or ()) == _OF_TORCH and name.isidentifier():
         called = "yield from" if _yields(source) else "return"
@@ -64,7 +64,9 @@ def _make_wrapper(*arguments: Any) -> FunctionType:
 
 
 def _not_sent(*_: object, **__: object) -> None:
-    raise RuntimeError("a function of nnsight's own was not sent as it is")
+    raise RuntimeError(
+        "this function of nnsight cannot run, because the request has only a part of it"
+    )
 
 
 def _yields(source: str) -> bool:

@@ -23,9 +23,9 @@ MAKE, FILL = "_make_skeleton_class", "_class_setstate"
 _SUFFIX = ".Preserved"
 _PREFIX = "nns_"
 _VALUES = ("output", "input", "inputs", "source")
-"""Attributes that a submodule may hide. Others get no `nns_` name, because policies deny them by name."""
+"""Attributes that a submodule may hide. Only these get an `nns_` name: policies deny attributes by name."""
 
-_made: list[type] = []
+_own_classes: list[type] = []
 
 
 def making(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def filling(fill: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fill)
     def fill_class(cls: Any, state: Any) -> Any:
-        return cls if any(cls is each for each in _made) else fill(cls, state)
+        return cls if any(cls is own for own in _own_classes) else fill(cls, state)
 
     return fill_class
 
@@ -64,16 +64,16 @@ def _is_of_envoy(name: Any, bases: Any) -> bool:
 @functools.cache
 def _class_of(base: type) -> type:
     """Return the class for Envoys with such submodules, derived from `base`."""
-    made = type(base.__name__ + _SUFFIX, (base,), {"__module__": base.__module__})
+    cls = type(base.__name__ + _SUFFIX, (base,), {"__module__": base.__module__})
     for name in _VALUES:
         value = inspect.getattr_static(base, name)
-        setattr(made, _PREFIX + name, value)
-        setattr(made, name, _part_or(name, value))
-    _made.append(made)
-    return made
+        setattr(cls, _PREFIX + name, value)
+        setattr(cls, name, _part_property(name, value))
+    _own_classes.append(cls)
+    return cls
 
 
-def _part_or(name: str, value: Any) -> property:
+def _part_property(name: str, value: Any) -> property:
     def read(envoy: Any) -> Any:
         own = vars(envoy)
         return own[name] if name in own else value.__get__(envoy, type(envoy))

@@ -2,13 +2,13 @@
 
 The source of a block must be in a small language: named parts of the model, the values of their `output`
 and `input`, arithmetic on values, loops, and containers. A block in that language affects only its own
-values. So it can share a forward pass with others, and be rerun if that fails. Any other block must run
-alone.
+values. So the block can share a forward pass with others, and can be rerun if that pass fails. Any other
+block must run alone.
 
 If a block runs alone, the model continues with the object that the block assigns to a part. In a shared
-pass, that object is copied into the block's rows. Both give the same result if nothing is later written
-into the assigned or the replaced object. So a block may either assign or write in place, and only blocks of
-the same kind share a pass.
+pass, that object is copied into the block's rows. Both give the same result if no later write changes the
+assigned or the replaced object. So a block may either assign or write in place, and only blocks of the same
+kind share a pass.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class ExpressionKind(Enum):
     VALUE = auto()
     """A tensor, number, string, or a container of these. A tensor may share memory with the model's."""
     OWN = auto()
-    """A `VALUE` that the block created or brought along, so that writing into it changes nothing else."""
+    """A `VALUE` that the block created or brought along, so a write into it has no other effect."""
     TORCH = auto()
     """`torch`, `torch.nn` or `torch.nn.functional`."""
     NNSIGHT = auto()
-    """`nnsight`, of which a block may call `save`."""
+    """The module `nnsight`; a block may call its `save`."""
     OTHER = auto()
     """Any other value from the block's script."""
 
@@ -86,7 +86,7 @@ _WRITING = _words("hook out inplace")
 _VALUES = (ExpressionKind.VALUE, ExpressionKind.OWN)
 
 
-class _OtherError(Exception):
+class _UnsupportedError(Exception):
     """The block has code outside the language."""
 
 
@@ -103,7 +103,7 @@ def row_wise_edits(
     block = _Block(names, modules)
     try:
         block.follow(ast.parse(source).body)
-    except (_OtherError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except (_UnsupportedError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     if block.assigns and block.writes:
         return None
@@ -117,9 +117,9 @@ class _Block:
         self._names = dict(names)
         self._modules = modules
         self.assigns = False
-        """True if a value is assigned to a part."""
+        """True if the block assigns a value to a part."""
         self.writes = False
-        """True if something is written into a value."""
+        """True if the block writes into a value."""
 
     def follow(self, statements: list[ast.stmt]) -> None:
         """Interpret the block until the kinds are stable, because a loop may bind a name after its use."""
@@ -135,25 +135,25 @@ class _Block:
     def _statement(self, node: ast.stmt) -> None:
         match node:
             case ast.Expr(value=value):
-                self._value(value)
+                self._require_value(value)
             case ast.Assign(targets=targets, value=value):
                 kind = self._kind(value)
                 for target in targets:
                     self._assign(target, kind)
             case ast.AugAssign(target=target, value=value):
-                self._value(value)
+                self._require_value(value)
                 self._augment(target)
             case ast.For(target=target, iter=iterable, body=body, orelse=[]):
                 self._loop(target, iterable)
                 self.run(body)
             case ast.If(test=test, body=body, orelse=orelse):
-                self._value(test)
+                self._require_value(test)
                 self.run(body)
                 self.run(orelse)
             case ast.Pass() | ast.Break() | ast.Continue():
                 pass
             case _:
-                raise _OtherError
+                raise _UnsupportedError
 
     def _assign(self, target: ast.expr, kind: ExpressionKind) -> None:
         match target:
@@ -161,15 +161,15 @@ class _Block:
                 self._bind(name, kind)
             case ast.Attribute(value=part, attr=attr) if attr in ACCESSES:
                 if self._kind(part) is not ExpressionKind.PART or kind not in _VALUES:
-                    raise _OtherError
+                    raise _UnsupportedError
                 self.assigns = True
             case ast.Subscript() if kind in _VALUES:
                 self._write(target)
             case ast.Tuple(elts=targets) if kind in _VALUES:
-                for each in targets:
-                    self._assign(each, ExpressionKind.VALUE)
+                for element in targets:
+                    self._assign(element, ExpressionKind.VALUE)
             case _:
-                raise _OtherError
+                raise _UnsupportedError
 
     def _bind(self, name: str, kind: ExpressionKind) -> None:
         """Bind a name to a kind, which may only change from OWN to VALUE."""
@@ -177,7 +177,7 @@ class _Block:
         if before is not kind and {before, kind} == set(_VALUES):
             self._names[name] = ExpressionKind.VALUE
         elif before is not kind or name in _BUILTINS | _ITERATORS:
-            raise _OtherError
+            raise _UnsupportedError
 
     def _augment(self, target: ast.expr) -> None:
         """Interpret a statement like `x += 1`, which writes into a tensor or list."""
@@ -187,45 +187,45 @@ class _Block:
             case ast.Attribute(value=part, attr=attr) if attr in ACCESSES:
                 # Not an assignment in the sense of `assigns`: the part gets the same object again.
                 if self._kind(part) is not ExpressionKind.PART:
-                    raise _OtherError
+                    raise _UnsupportedError
                 self.writes = True
             case ast.Subscript(value=ast.Name()):  # the item may be the model's tensor
-                raise _OtherError
+                raise _UnsupportedError
             case ast.Subscript():
                 self._write(target)
             case _:
-                raise _OtherError
+                raise _UnsupportedError
 
     def _write(self, target: ast.Subscript) -> None:
         """Interpret a write to an item or slice, which must belong to a part's value or an OWN name."""
         self.writes = True
-        self._value(target.slice)
+        self._require_value(target.slice)
         owner = target.value
         if isinstance(owner, ast.Name) and self._names.get(owner.id) is ExpressionKind.OWN:
             return
         while isinstance(owner, ast.Subscript):
-            self._value(owner.slice)
+            self._require_value(owner.slice)
             owner = owner.value
         match owner:
             case ast.Attribute(value=part, attr=attr) if attr in ACCESSES:
                 if self._kind(part) is ExpressionKind.PART:
                     return
-        raise _OtherError
+        raise _UnsupportedError
 
     def _loop(self, target: ast.expr, iterable: ast.expr) -> None:
         match iterable, target:
             case (
-                ast.Call(func=ast.Name(id="enumerate"), args=[each], keywords=[]),
+                ast.Call(func=ast.Name(id="enumerate"), args=[items], keywords=[]),
                 ast.Tuple(elts=[number, item]),
             ) if "enumerate" not in self._names:
                 self._assign(number, ExpressionKind.VALUE)
-                self._assign(item, self._item(each))
+                self._assign(item, self._item(items))
             case (
-                ast.Call(func=ast.Name(id="zip"), args=several, keywords=[]),
+                ast.Call(func=ast.Name(id="zip"), args=arguments, keywords=[]),
                 ast.Tuple(elts=targets),
-            ) if "zip" not in self._names and len(several) == len(targets):
-                for each, item in zip(several, targets, strict=True):
-                    self._assign(item, self._item(each))
+            ) if "zip" not in self._names and len(arguments) == len(targets):
+                for argument, item in zip(arguments, targets, strict=True):
+                    self._assign(item, self._item(argument))
             case _:
                 self._assign(target, self._item(iterable))
 
@@ -234,10 +234,9 @@ class _Block:
         kind = self._kind(iterable)
         return ExpressionKind.VALUE if kind is ExpressionKind.OWN else kind
 
-    def _value(self, node: ast.expr) -> None:
-        """Require an expression to be a value."""
+    def _require_value(self, node: ast.expr) -> None:
         if self._kind(node) not in _VALUES:
-            raise _OtherError
+            raise _UnsupportedError
 
     def _kind(self, node: ast.expr) -> ExpressionKind:
         match node:
@@ -248,13 +247,13 @@ class _Block:
             case ast.Attribute(value=owner, attr=attr):
                 return self._attribute(self._kind(owner), attr)
             case ast.Subscript(value=owner, slice=index):
-                self._value(index)
+                self._require_value(index)
                 kind = self._kind(owner)
                 if kind is ExpressionKind.PART:
                     return kind
                 if kind in _VALUES:
                     return ExpressionKind.VALUE
-                raise _OtherError
+                raise _UnsupportedError
             case ast.Call():
                 return self._call(node)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
@@ -264,7 +263,7 @@ class _Block:
             case ast.Constant():
                 pass
             case ast.IfExp() | ast.BoolOp():  # one of its values
-                self._values(node)
+                self._require_values(node)
                 return ExpressionKind.VALUE
             case (
                 ast.BinOp()
@@ -278,15 +277,15 @@ class _Block:
                 | ast.JoinedStr()
                 | ast.FormattedValue()
             ):
-                self._values(node)
+                self._require_values(node)
             case _:
-                raise _OtherError
+                raise _UnsupportedError
         return ExpressionKind.OWN
 
-    def _values(self, node: ast.expr) -> None:
+    def _require_values(self, node: ast.expr) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
-                self._value(child)
+                self._require_value(child)
 
     def _attribute(self, kind: ExpressionKind, attr: str) -> ExpressionKind:
         if kind is ExpressionKind.PART and attr in ACCESSES:
@@ -299,12 +298,12 @@ class _Block:
             kind in _VALUES and attr in _FIELDS
         ):
             return ExpressionKind.VALUE
-        raise _OtherError
+        raise _UnsupportedError
 
     def _call(self, node: ast.Call) -> ExpressionKind:
-        if any(each.arg is None or each.arg in _WRITING for each in node.keywords):
-            raise _OtherError
-        arguments = [*node.args, *(each.value for each in node.keywords)]
+        if any(keyword.arg is None or keyword.arg in _WRITING for keyword in node.keywords):
+            raise _UnsupportedError
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         kind = ExpressionKind.VALUE
         match node.func:
             case ast.Name(id="len") if "len" not in self._names and len(arguments) == 1:
@@ -314,35 +313,35 @@ class _Block:
             case ast.Name(id=name) if name in _BUILTINS and name not in self._names:
                 kind = ExpressionKind.OWN if name in _MAKERS else kind
             case ast.Attribute(value=owner, attr=attr):
-                of = self._kind(owner)
-                known: Collection[str] = ()
-                if of is ExpressionKind.PART:  # a submodule is applied to values
-                    known = () if node.keywords else self._modules
-                elif of in _VALUES:
-                    known = _METHODS
+                owner_kind = self._kind(owner)
+                permitted: Collection[str] = ()
+                if owner_kind is ExpressionKind.PART:  # a submodule is applied to values
+                    permitted = () if node.keywords else self._modules
+                elif owner_kind in _VALUES:
+                    permitted = _METHODS
                     kind = ExpressionKind.OWN if attr in _MAKERS else kind
                     # `save` returns the value itself.
-                    kind = of if attr == "save" else kind
-                elif of is ExpressionKind.TORCH:
-                    known = _FUNCTIONS
-                elif of is ExpressionKind.NNSIGHT:
-                    known = ("save",)
-                if attr not in known:
-                    raise _OtherError
+                    kind = owner_kind if attr == "save" else kind
+                elif owner_kind is ExpressionKind.TORCH:
+                    permitted = _FUNCTIONS
+                elif owner_kind is ExpressionKind.NNSIGHT:
+                    permitted = ("save",)
+                if attr not in permitted:
+                    raise _UnsupportedError
             case part if self._kind(part) is not ExpressionKind.PART or node.keywords:
-                raise _OtherError
-        for each in arguments:
-            self._value(each)
+                raise _UnsupportedError
+        for argument in arguments:
+            self._require_value(argument)
         return kind
 
     def _comprehension(self, generators: list[ast.comprehension], elements: list[ast.expr]) -> None:
         outer = dict(self._names)  # the variables of a comprehension are local to it
-        for each in generators:
-            if each.is_async:
-                raise _OtherError
-            self._loop(each.target, each.iter)
-            for condition in each.ifs:
-                self._value(condition)
+        for generator in generators:
+            if generator.is_async:
+                raise _UnsupportedError
+            self._loop(generator.target, generator.iter)
+            for condition in generator.ifs:
+                self._require_value(condition)
         for element in elements:
-            self._value(element)
+            self._require_value(element)
         self._names = outer

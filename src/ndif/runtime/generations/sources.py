@@ -1,7 +1,7 @@
 """The modules whose `.source` a block names, instrumented before the model runs.
 
-nnsight instruments a module when its `.source` is read. In the user's process that may happen before the
-trace. On the server, the block may be the first reader, when the forward pass has begun, which is too late.
+nnsight instruments a module when its `.source` is read. In the user's process, code before the trace may
+read it. On the server, the block may be the first reader, when the forward pass has begun: too late.
 So the text of a block, and of the functions sent with it, is searched for `.source`. If an expression may
 refer to several modules, all are instrumented, which changes no values. Modules that the search misses are
 instrumented on reading, as usual.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SAME_ITEMS = frozenset(("enumerate", "zip", "list", "tuple", "reversed", "iter", "next"))
 _SAME_ITEMS_METHODS = frozenset(("items", "values", "children", "named_children"))
 _ANY = "*"
-"""The index of an item if the text does not determine it."""
+"""The index of an item that the text does not determine."""
 
 _functions: list[tuple[str, FunctionType]] = []
 """The functions of the present request, with their texts."""
@@ -46,7 +46,9 @@ def instrument(blocks: Iterable[tuple[str, Mapping[str, Any]]], also: Iterable[A
     """Instrument the modules whose `.source` is named in blocks, pairs of text and values by name."""
     blocks, named = [*blocks], [*also]
     if any(".source" in text for text, _ in (*blocks, *_functions)):
-        named += _found([*blocks, *((text, names_of(function)) for text, function in _functions)])
+        named += _find_named(
+            [*blocks, *((text, names_of(function)) for text, function in _functions)]
+        )
     for envoy in _unique(named):
         with contextlib.suppress(Exception):  # no source; the block's own access raises the error
             _ = envoy.source
@@ -61,16 +63,16 @@ def names_of(function: FunctionType) -> Variables:
     return names
 
 
-def _found(texts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Envoy]:
-    found: list[Envoy] = []
-    roots = _union(_held(value) for _, names in texts for value in names.values()).envoys
+def _find_named(texts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Envoy]:
+    envoys: list[Envoy] = []
+    roots = _union(_meaning_of(value) for _, names in texts for value in names.values()).envoys
     everything = _unique(part for root in roots for part in root.modules())
     for text, names in texts:
         if ".source" in text:
             with contextlib.suppress(Exception):  # for an invalid text, the block itself fails
                 tree = ast.parse(textwrap.dedent(text))
-                found += _Text(tree, names, everything).named()
-    return found
+                envoys += _Text(tree, names, everything).named()
+    return envoys
 
 
 class _Meaning(NamedTuple):
@@ -92,7 +94,7 @@ class _Text:
         self._everything = everything
         self._bound: dict[str, list[tuple[ast.expr | None, bool]]] = defaultdict(list)
         """The expressions bound to each name, None if unknown; True if an item of it is bound."""
-        self._known: dict[str, _Meaning] = {}
+        self._meanings: dict[str, _Meaning] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
@@ -113,69 +115,69 @@ class _Text:
             envoy
             for node in nodes
             if node.attr == "source"
-            for envoy in self._of(node.value).envoys
+            for envoy in self._resolve(node.value).envoys
         ]
 
     def _bind(self, target: ast.expr, value: ast.expr | None, *, is_item: bool) -> None:
         if isinstance(target, ast.Name):
             self._bound[target.id].append((value, is_item))
         elif isinstance(target, ast.Tuple | ast.List):
-            for each in target.elts:
-                self._bind(each, value, is_item=True)
+            for element in target.elts:
+                self._bind(element, value, is_item=True)
 
-    def _of(self, node: ast.expr | None) -> _Meaning:
+    def _resolve(self, node: ast.expr | None) -> _Meaning:
         if node is None:
             return _Meaning(is_unknown=True)
         if isinstance(node, ast.Name):
-            return self._of_name(node.id)
+            return self._resolve_name(node.id)
         if isinstance(node, ast.Attribute):
-            return self._part(self._of(node.value), node.attr)
+            return self._part(self._resolve(node.value), node.attr)
         if isinstance(node, ast.Subscript):
-            return self._item(self._of(node.value), node.slice)
+            return self._item(self._resolve(node.value), node.slice)
         if isinstance(node, ast.Call):
-            return self._of_call(node.func, node.args)
+            return self._resolve_call(node.func, node.args)
         # A choice, or a list of modules.
-        parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
-        return _union(map(self._of, parts))
+        parts = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+        return _union(map(self._resolve, parts))
 
-    def _of_name(self, name: str) -> _Meaning:
-        if name not in self._known:
-            self._known[name] = _held(self._values.get(name))
+    def _resolve_name(self, name: str) -> _Meaning:
+        if name not in self._meanings:
+            self._meanings[name] = _meaning_of(self._values.get(name))
             for value, is_item in self._bound[name]:
                 # The expression may use the name itself, as in `layer = layer.attn`.
-                meaning = self._item(self._of(value)) if is_item else self._of(value)
-                self._known[name] = _union((self._known[name], meaning))
-        return self._known[name]
+                meaning = self._item(self._resolve(value)) if is_item else self._resolve(value)
+                self._meanings[name] = _union((self._meanings[name], meaning))
+        return self._meanings[name]
 
-    def _of_call(self, function: ast.expr, arguments: list[ast.expr]) -> _Meaning:
+    def _resolve_call(self, function: ast.expr, arguments: list[ast.expr]) -> _Meaning:
         if isinstance(function, ast.Name) and function.id in _SAME_ITEMS:
-            return _union(map(self._of, arguments))
+            return _union(map(self._resolve, arguments))
         if isinstance(function, ast.Attribute) and function.attr in _SAME_ITEMS_METHODS:
-            return self._of(function.value)
+            return self._resolve(function.value)
         if isinstance(function, ast.Attribute) and function.attr == "get" and arguments:
-            found = self._of(function.value)
+            meaning = self._resolve(function.value)
             for part in _path(arguments[0]):
-                found = self._item(found) if _ANY in part else self._part(found, part)
-            return found
+                meaning = self._item(meaning) if _ANY in part else self._part(meaning, part)
+            return meaning
         return _Meaning(is_unknown=True)
 
     def _part(self, meaning: _Meaning, name: str) -> _Meaning:
-        parts = [vars(each).get(name) for each in self._places(meaning)]
-        envoys = [each for each in parts if isinstance(each, Envoy)]
+        parts = [vars(envoy).get(name) for envoy in self._envoys_of(meaning)]
+        envoys = [part for part in parts if isinstance(part, Envoy)]
         return _Meaning(_unique(envoys), meaning.is_unknown)
 
     def _item(self, meaning: _Meaning, index: ast.expr | None = None) -> _Meaning:
         """Return the items of module lists for an index or a loop; a module that is no list is an item."""
         items: list[Envoy] = []
-        for each in self._places(meaning):
-            if hasattr(type(each._module), "__getitem__"):
-                parts = [part for part in vars(each).values() if isinstance(part, Envoy)]
-                items += self._taken(parts, index)
-            elif each in meaning.envoys:
-                items.append(each)
+        for envoy in self._envoys_of(meaning):
+            if hasattr(type(envoy._module), "__getitem__"):
+                parts = [part for part in vars(envoy).values() if isinstance(part, Envoy)]
+                items += self._select(parts, index)
+            elif envoy in meaning.envoys:
+                items.append(envoy)
         return _Meaning(_unique(items), meaning.is_unknown)
 
-    def _taken(self, parts: list[Envoy], index: ast.expr | None) -> list[Envoy]:
+    def _select(self, parts: list[Envoy], index: ast.expr | None) -> list[Envoy]:
         """Return the part at an index; all parts if the index is not a known number."""
         if isinstance(index, ast.Name) and not self._bound[index.id]:
             index = ast.Constant(self._values.get(index.id))
@@ -186,32 +188,32 @@ class _Text:
         except IndexError:
             return []
 
-    def _places(self, meaning: _Meaning) -> tuple[Envoy, ...]:
+    def _envoys_of(self, meaning: _Meaning) -> tuple[Envoy, ...]:
         return self._everything if meaning.is_unknown else meaning.envoys
 
 
 def _path(node: ast.expr) -> list[str]:
     """Return the components of a path in a string, with `_ANY` in place of each f-string expression."""
-    within = node.values if isinstance(node, ast.JoinedStr) else [node]
-    written = [str(each.value) if isinstance(each, ast.Constant) else _ANY for each in within]
-    return "".join(written).split(".")
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    texts = [str(part.value) if isinstance(part, ast.Constant) else _ANY for part in parts]
+    return "".join(texts).split(".")
 
 
-def _held(value: Any, depth: int = 2) -> _Meaning:
+def _meaning_of(value: Any, depth: int = 2) -> _Meaning:
     """Return the modules that a value of the script is or contains."""
     if isinstance(value, Envoy):
         return _Meaning((value,))
     if depth and type(value) in (list, tuple, set, dict):
         items = value.values() if type(value) is dict else value
-        return _union(_held(each, depth - 1) for each in items)
+        return _union(_meaning_of(item, depth - 1) for item in items)
     return _Meaning()
 
 
 def _union(meanings: Iterable[_Meaning]) -> _Meaning:
-    found = [*meanings]
-    envoys = _unique(each for meaning in found for each in meaning.envoys)
-    return _Meaning(envoys, any(each.is_unknown for each in found))
+    meanings = [*meanings]
+    envoys = _unique(envoy for meaning in meanings for envoy in meaning.envoys)
+    return _Meaning(envoys, any(meaning.is_unknown for meaning in meanings))
 
 
 def _unique(envoys: Iterable[Envoy]) -> tuple[Envoy, ...]:
-    return tuple({id(each): each for each in envoys}.values())
+    return tuple({id(envoy): envoy for envoy in envoys}.values())

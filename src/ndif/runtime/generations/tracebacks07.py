@@ -54,36 +54,38 @@ def explain_block(error: BaseException, outermost: Any, internal: str) -> str:
     if isinstance(error, ExceptionWrapper):
         # The block ran in its own thread. Of the calling frames, only those before the model matter.
         original = error.original
-        around = itertools.takewhile(lambda step: step[0].f_code.co_name != "interleave", frames)
-        frames = [*around, *walk(original.__traceback__)]
+        callers = itertools.takewhile(lambda step: step[0].f_code.co_name != "interleave", frames)
+        frames = [*callers, *walk(original.__traceback__)]
         infos.update((info.filename, info) for info in reversed(error.infos))
     tb = None
-    for frame, line in reversed(list(_as_written(frames, infos))):
+    for frame, line in reversed(list(_at_author_lines(frames, infos))):
         tb = _Traceback(frame, line, tb)
     return explain(original, cast("TracebackType | None", tb), internal)
 
 
 def codes_above(frame: FrameType | None) -> list[tuple[CodeType, int]]:
     """Return the code and line of a frame and its callers, outermost first."""
-    found: list[tuple[CodeType, int]] = []
+    codes: list[tuple[CodeType, int]] = []
     while frame is not None:
-        found.insert(0, (frame.f_code, frame.f_lineno))
+        codes.insert(0, (frame.f_code, frame.f_lineno))
         frame = frame.f_back
-    return found
+    return codes
 
 
 def show_lines(codes: Sequence[tuple[CodeType, int]], info: Any, internal: str) -> str:
     """Return the running lines of the block `info`, as `explain_block` shows them."""
     # The frames above the block belong to the start of its thread.
-    own = itertools.dropwhile(lambda each: not each[0].co_filename.startswith(_COMPILED), codes)
+    block_codes = itertools.dropwhile(
+        lambda step: not step[0].co_filename.startswith(_COMPILED), codes
+    )
     frames = [
         (_Frame(code, {}, {_INFO: info} if code.co_name.startswith("__nnsight_") else {}), line)
-        for code, line in own
+        for code, line in block_codes
     ]
-    return show_frames(_as_written(frames, {info.filename: info}), internal)
+    return show_frames(_at_author_lines(frames, {info.filename: info}), internal)
 
 
-def _as_written(
+def _at_author_lines(
     frames: Sequence[tuple[FrameType | _Frame, int]], infos: dict[str, Any]
 ) -> Iterator[tuple[FrameType | _Frame, int]]:
     """Yield the frames, with compiled functions at the position in their author's file."""
@@ -99,17 +101,17 @@ def _as_written(
         if info is None:
             continue
         infos[code.co_filename] = info
-        filename, name, before = _place(info)
-        _remember(filename, before + line, [info.source[line - 1]])
+        filename, name, before = _author_position(info)
+        _cache_lines(filename, before + line, [info.source[line - 1]])
         name = name if own else code.co_name
         yield _Frame(code.replace(co_filename=filename, co_name=name), {}), before + line
 
 
-def _place(info: Any) -> tuple[str, str, int]:
+def _author_position(info: Any) -> tuple[str, str, int]:
     """Return the author's file and function, and the number of lines before the compiled text."""
     before = info.start_line - 1
-    while (around := info.frame.f_locals.get(_INFO)) is not None:
-        info = around
+    while (outer := info.frame.f_locals.get(_INFO)) is not None:
+        info = outer
         before += info.start_line - 1
     code = info.frame.f_code
     # Lines count from the function's first line. For a module ("<module>", or a notebook's cell) that is 1,
@@ -118,13 +120,13 @@ def _place(info: Any) -> tuple[str, str, int]:
     return code.co_filename, code.co_name, before + first - 1
 
 
-def _remember(filename: str, number: int, lines: Sequence[str]) -> None:
+def _cache_lines(filename: str, number: int, lines: Sequence[str]) -> None:
     """Add lines of the author's file to `linecache`, from line `number` on."""
     entry = linecache.cache.get(filename, ())
-    known = list(entry[2]) if len(entry) == 4 else []
-    known += ["\n"] * (number - 1 - len(known))
-    known[number - 1 : number - 1 + len(lines)] = lines
-    linecache.cache[filename] = (sum(map(len, known)), None, known, filename)
+    cached = list(entry[2]) if len(entry) == 4 else []
+    cached += ["\n"] * (number - 1 - len(cached))
+    cached[number - 1 : number - 1 + len(lines)] = lines
+    linecache.cache[filename] = (sum(map(len, cached)), None, cached, filename)
 
 
 _make_function = serialization.make_function
@@ -144,28 +146,28 @@ def _make_function_in_place(*arguments: Any) -> FunctionType:
     function: FunctionType = _make_function(*_undecorated(*arguments))
     if first > 1:
         # A closure was compiled below two lines of a factory function.
-        constants = _moved(function.__code__.co_consts, first - (3 if closure else 1))
+        constants = _shift_lines(function.__code__.co_consts, first - (3 if closure else 1))
         function.__code__ = function.__code__.replace(co_consts=constants)
     if filename:
-        _remember(filename, first, source.splitlines(keepends=True))
+        _cache_lines(filename, first, source.splitlines(keepends=True))
     return function
 
 
 def _undecorated(source: str, *others: Any) -> tuple[Any, ...]:
     """Return the arguments of `make_function` without the decorators of a closure.
 
-    Decorators would run before the names that they use are filled in. They are also applied already: a
-    decorator's wrapper is sent as a function of its own.
+    Decorators would run before the names that they use are filled in. The client has already applied the
+    decorators: it sends a decorator's wrapper as a separate function.
     """
     names, first = others[-2:]
     with contextlib.suppress(SyntaxError, ValueError):
         text = textwrap.dedent(source)
         [definition] = ast.parse(text).body
         if names and isinstance(definition, ast.FunctionDef) and definition.decorator_list:
-            above = min(each.lineno for each in definition.decorator_list) - 1
-            count = definition.lineno - 1 - above
+            first_decorator = min(decorator.lineno for decorator in definition.decorator_list) - 1
+            count = definition.lineno - 1 - first_decorator
             lines = text.splitlines(keepends=True)
-            lines[above : above + count] = ["\n"] * count
+            lines[first_decorator : first_decorator + count] = ["\n"] * count
             text = "".join(lines)
             # False for a decorator's wrapper, which comes with the source of the wrapped function.
             if _free_names(text, names) == {*names}:
@@ -175,17 +177,17 @@ def _undecorated(source: str, *others: Any) -> tuple[Any, ...]:
 
 def _free_names(function: str, names: Sequence[str]) -> set[str]:
     """Return the outer `names` over which a function's text closes."""
-    around = f"def around({', '.join(names)}):\n{textwrap.indent(function, '    ')}"
-    [table] = symtable.symtable(around, "", "exec").get_children()
-    [inner] = [each for each in table.get_children() if isinstance(each, symtable.Function)]
+    wrapped = f"def around({', '.join(names)}):\n{textwrap.indent(function, '    ')}"
+    [table] = symtable.symtable(wrapped, "", "exec").get_children()
+    [inner] = [child for child in table.get_children() if isinstance(child, symtable.Function)]
     return {*inner.get_frees()}
 
 
-def _moved(constants: tuple[Any, ...], lines: int) -> tuple[Any, ...]:
+def _shift_lines(constants: tuple[Any, ...], lines: int) -> tuple[Any, ...]:
     return tuple(
         constant.replace(
             co_firstlineno=constant.co_firstlineno + lines,
-            co_consts=_moved(constant.co_consts, lines),
+            co_consts=_shift_lines(constant.co_consts, lines),
         )
         if isinstance(constant, CodeType)
         else constant

@@ -13,7 +13,7 @@ _KINDS: dict[type, str] = {list: "[]", dict: "{}", set: "set()"}
 """Containers that scripts commonly fill, with the expressions that create them."""
 _OTHERS = (collections.deque, collections.defaultdict, collections.Counter, collections.OrderedDict)
 _MAX_COMPARED = 100_000
-"""Most items of a container whose contents are compared; for a larger one only the size is."""
+"""Most items of a container whose contents are compared; for a larger one, only the sizes are."""
 _MAX_NAMED = 3
 _BEFORE_OTHER_NAMES = frozenset(
     ("FOR_ITER", "BEFORE_WITH", "SETUP_WITH", "MAKE_FUNCTION", "IMPORT_NAME", "IMPORT_FROM")
@@ -22,7 +22,7 @@ _BEFORE_OTHER_NAMES = frozenset(
 
 
 class Unsaved:
-    """The contents, before a block runs, of the containers in its script that it refers to."""
+    """The containers that a block takes from its script, with their contents before the block runs."""
 
     def __init__(self, *scopes: Mapping[str, Any]) -> None:
         self._before = {
@@ -45,10 +45,10 @@ class Unsaved:
             if id(value) not in saved and not _is_same(_content(value), before)
         ]
         for name, value in filled:
-            made = _KINDS.get(type(value), f"{type(value).__name__}(...)")
+            expression = _KINDS.get(type(value), f"{type(value).__name__}(...)")
             yield (
-                f"The block filled {name!r}, which was made outside of it. It was filled on the server, "
-                f"and yours stays as it was: make it in the block, with `{name} = {made}.save()`."
+                f"The block filled {name!r}, which was made outside of it. The server filled a copy, and "
+                f"yours is unchanged: make it in the block, with `{name} = {expression}.save()`."
             )
         if count == 0 and not filled:
             names = list(dict.fromkeys(name for code in codes for name in _bound(code)))[
@@ -58,7 +58,7 @@ class Unsaved:
             if names:
                 yield (
                     f"The block saved nothing, so none of its values comes back ({', '.join(names)}). "
-                    f"Save in it what you want to read after it, with `{names[-1]} = {names[-1]}.save()`."
+                    f"Save in it the values that you need later, with `{names[-1]} = {names[-1]}.save()`."
                 )
 
 
@@ -75,8 +75,18 @@ def _bound(code: CodeType) -> Iterator[str]:
     """Yield the names of values that a block binds."""
     instructions = list(dis.get_instructions(code))
     # Python deletes the name of an exception after its handler.
-    deleted = {each.argval for each in instructions if each.opname.startswith("DELETE_")}
-    for before, each in itertools.pairwise(instructions):
-        binds = each.opname in ("STORE_NAME", "STORE_FAST") and each.argval not in deleted
-        if binds and before.opname not in _BEFORE_OTHER_NAMES and not each.argval.startswith("_"):
-            yield each.argval
+    deleted = {
+        instruction.argval
+        for instruction in instructions
+        if instruction.opname.startswith("DELETE_")
+    }
+    for before, instruction in itertools.pairwise(instructions):
+        binds = (
+            instruction.opname in ("STORE_NAME", "STORE_FAST") and instruction.argval not in deleted
+        )
+        if (
+            binds
+            and before.opname not in _BEFORE_OTHER_NAMES
+            and not instruction.argval.startswith("_")
+        ):
+            yield instruction.argval

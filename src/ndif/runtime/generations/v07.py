@@ -70,8 +70,8 @@ _mediators: list[Any] = []
 _start = interleaving.Mediator.start
 
 
-def _start_known(mediator: Any, interleaver: Any) -> None:
-    """Replace `Mediator.start`: note the mediator for which nnsight calls `_thread`."""
+def _start_and_record(mediator: Any, interleaver: Any) -> None:
+    """Replace `Mediator.start`: record the mediator for which nnsight calls `_thread`."""
     _mediators.append(mediator)
     try:
         _start(mediator, interleaver)
@@ -82,7 +82,7 @@ def _start_known(mediator: Any, interleaver: Any) -> None:
 def _thread(
     *, target: Callable[..., None], args: tuple[Any, ...] = (), **others: Any
 ) -> threading.Thread:
-    """Replace `Thread`: also report `sys.exit` to the mediator; else the model would wait forever."""
+    """Replace `Thread`: also report `sys.exit` to the mediator, because the model would wait forever."""
     mediator = _mediators[-1]
 
     def run() -> None:
@@ -96,33 +96,33 @@ def _thread(
     return thread
 
 
-interleaving.Mediator.start = _start_known
+interleaving.Mediator.start = _start_and_record
 interleaving.Thread = _thread
 
 
 _BLOCKS = "__ndif_blocks__"
 """The attribute of an error with the positions of all blocks when the model raised it."""
-_GAVE = "__ndif_gave__"
+_LAST_SWAP = "__ndif_gave__"
 """The attribute of a mediator with the position at which its block last gave the model a value."""
 
 _exit = interleaving.Interleaver.__exit__
 _handle_swap = interleaving.Mediator.handle_swap_event
-_NOT_OF_THE_MODEL = (
+_NOT_MODEL_ERRORS = (
     ExceptionWrapper,  # an error of a block, whose traceback shows the line
     interleaving.EarlyStopException,
     interleaving.Cancelation,
 )
 
 
-def _exit_and_note(
+def _exit_and_record(
     interleaver: Any, cls: type[BaseException] | None, error: BaseException | None, tb: Any
 ) -> Any:
     """Replace `Interleaver.__exit__`: attach the positions of the blocks to an error of the model."""
-    if error is not None and not isinstance(error, _NOT_OF_THE_MODEL):
+    if error is not None and not isinstance(error, _NOT_MODEL_ERRORS):
         blocks = [
             (codes, mediator.info)
             for mediator in interleaver.mediators
-            for codes in (getattr(mediator, _GAVE, ()), _codes_of(mediator))
+            for codes in (getattr(mediator, _LAST_SWAP, ()), _codes_of(mediator))
         ]
         setattr(error, _BLOCKS, blocks)
     return _exit(interleaver, cls, error, tb)
@@ -134,17 +134,17 @@ def _codes_of(mediator: Any) -> list[tuple[CodeType, int]]:
     return codes_above(sys._current_frames().get(worker.ident)) if worker is not None else []
 
 
-def _handle_swap_and_note(mediator: Any, provider: Any, requester: Any, value: Any) -> Any:
-    """Replace `Mediator.handle_swap_event`: note the position of the block, whose thread waits meanwhile.
+def _handle_swap_and_record(mediator: Any, provider: Any, requester: Any, value: Any) -> Any:
+    """Replace `Mediator.handle_swap_event`: record the position of the block, whose thread waits meanwhile.
 
     `Mediator.swap`, which that thread calls, cannot be replaced: it searches its callers for the block.
     """
     if provider == requester:
-        setattr(mediator, _GAVE, _codes_of(mediator))
+        setattr(mediator, _LAST_SWAP, _codes_of(mediator))
     return _handle_swap(mediator, provider, requester, value)
 
 
-def _where_blocks_were(error: BaseException) -> str:
+def _describe_blocks(error: BaseException) -> str:
     """Return a text with the lines of the blocks that ran when the model raised `error`, else ""."""
     blocks = getattr(error, _BLOCKS, ())
     lines = dict.fromkeys(show_lines(codes, info, _INTERNAL) for codes, info in blocks)
@@ -152,8 +152,8 @@ def _where_blocks_were(error: BaseException) -> str:
     return f"\nIn the model, while your block was here:\n{shown}" if shown else ""
 
 
-interleaving.Interleaver.__exit__ = _exit_and_note
-interleaving.Mediator.handle_swap_event = _handle_swap_and_note
+interleaving.Interleaver.__exit__ = _exit_and_record
+interleaving.Mediator.handle_swap_event = _handle_swap_and_record
 
 
 _INTERNAL = str(Path(nnsight.__file__).parent)
@@ -199,21 +199,21 @@ class _AbsentModule(torch.nn.Module):
 class _Objects(dict[str, Any]):
     """The objects that a payload may refer to; an unknown module becomes an `_AbsentModule`.
 
-    A request refers to every module that its author ever attached to the model, used or not.
+    A request refers to every module that its author ever attached to the model, whether used or not.
     """
 
     def explain_absent_in(self, text: str) -> str:
         """Return the sentence about an absent module that the error `text` names, else ""."""
         absent = [name for name, value in self.items() if isinstance(value, _AbsentModule)]
-        named = (name for name in absent if name.removeprefix(_MODULE) in text)
-        return next((f"\n{explain_absent(name)}" for name in named), "")
+        names = (name for name in absent if name.removeprefix(_MODULE) in text)
+        return next((f"\n{explain_absent(name)}" for name in names), "")
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and name.startswith(_MODULE))
 
     def __missing__(self, name: str) -> _AbsentModule:
-        made = self[name] = _AbsentModule(name.removeprefix(_MODULE))
-        return made
+        module = self[name] = _AbsentModule(name.removeprefix(_MODULE))
+        return module
 
 
 class Nnsight07(Generation):
@@ -256,7 +256,7 @@ class Nnsight07(Generation):
             streamed.append(len(data))
             stream.send(data)
 
-        blocks = [fn, *(each.intervention for each in getattr(tracer, "mediators", ()))]
+        blocks = [fn, *(mediator.intervention for mediator in getattr(tracer, "mediators", ()))]
         unsaved = Unsaved(*map(sources.names_of, blocks))
         # Static, because nnsight calls `self._send(data)`, which would bind a plain function.
         StreamTracer.register(staticmethod(send), staticmethod(stream.receive))
@@ -265,15 +265,15 @@ class Nnsight07(Generation):
             sources.instrument(())
             values: Saves = tracer.execute(fn)
             saved = tracing_globals.Globals.saves
-            values = {**_filled(blocks, saved), **values}
-            values = {name: value for name, value in values.items() if _holds(value, saved)}
+            values = {**_filled_containers(blocks, saved), **values}
+            values = {name: value for name, value in values.items() if _holds_saved(value, saved)}
             codes = [block.__code__ for block in blocks]
             sent = {*saved, *map(id, values.values())}
             for hint in unsaved.hints(sent, len(values) + len(streamed), codes):
                 print(hint)
         except BaseException as error:
             tracer.info.frame = frame
-            text = explain_block(error, tracer.info, _INTERNAL) + _where_blocks_were(error)
+            text = explain_block(error, tracer.info, _INTERNAL) + _describe_blocks(error)
             raise BlockError(text + objects.explain_absent_in(text)) from error
         else:
             return values
@@ -297,32 +297,34 @@ class Nnsight07(Generation):
 
     def _guarding(self, policy: Protector) -> AbstractContextManager[None]:
         def make_function(*arguments: Any) -> Any:
-            given = list(arguments)
-            given[_FILENAME] = policy.filename(given[_FILENAME])
-            names = given[_NAMES] = policy.scope(given[_NAMES])
+            adapted = list(arguments)
+            adapted[_FILENAME] = policy.filename(adapted[_FILENAME])
+            names = adapted[_NAMES] = policy.scope(adapted[_NAMES])
             try:
-                function = serialization.make_function(*given)
+                function = serialization.make_function(*adapted)
             except ValueError as error:
                 # Only the cause names a line of the user's code.
                 raise error.__cause__ or error from None
             adopted = policy.adopt(function, names)
-            sources.record(given[_TEXT], adopted)
+            sources.record(adapted[_TEXT], adopted)
             return adopted
 
         def setstate(function: FunctionType, state: tuple[Any, Variables]) -> None:
-            own, slots = state
+            attributes, slots = state
             names = slots.get("__globals__", {})
             policy.fill(function, names)
             if isinstance(function, FunctionType):
-                own = {name: value for name, value in own.items() if not name.startswith("__")}
-                _setstate(function, (own, {**slots, "__globals__": policy.scope(names)}))
+                attributes = {
+                    name: value for name, value in attributes.items() if not name.startswith("__")
+                }
+                _setstate(function, (attributes, {**slots, "__globals__": policy.scope(names)}))
 
         def unpickler(file: Any, persistent: Mapping[str, Any] | None = None) -> Any:
-            made, cloud = policy.rebuilders(), overloaded07.CLOUD
+            guarded, cloud = policy.rebuilders(), overloaded07.CLOUD
             make, fill = (cloud, overloaded07.MAKE), (cloud, overloaded07.FILL)
             rebuilders: dict[tuple[str, str], Any] = {
-                make: overloaded07.making(made[make]),
-                fill: overloaded07.filling(made[fill]),
+                make: overloaded07.making(guarded[make]),
+                fill: overloaded07.filling(guarded[fill]),
                 (_SERIALIZATION, "make_function"): make_function,
                 (_SERIALIZATION, "_source_function_setstate"): setstate,
             }
@@ -342,7 +344,7 @@ class Nnsight07(Generation):
             (envoy.Envoy, "interleave", interleave),
             (*_CONVERT, convert),
             (util, "fetch_attr", policy.follow),
-            *((module, _FRAME, _users_frame) for module in _FRAMED),
+            *((module, _FRAME, _user_frame) for module in _FRAMED),
         ]
         return policy.guarding([base, serialization], replaced)
 
@@ -361,7 +363,7 @@ class Nnsight06(Nnsight07):
         tracing_globals.Globals.enter()
 
 
-def _filled(blocks: list[FunctionType], saved: set[int]) -> Saves:
+def _filled_containers(blocks: list[FunctionType], saved: set[int]) -> Saves:
     """Return the script's lists and dicts that hold saved values: on the server, blocks fill copies."""
     if not saved:
         return {}
@@ -369,11 +371,11 @@ def _filled(blocks: list[FunctionType], saved: set[int]) -> Saves:
         name: value
         for block in blocks
         for name, value in block.__globals__.items()
-        if type(value) in (list, dict) and not name.startswith("__") and _holds(value, saved)
+        if type(value) in (list, dict) and not name.startswith("__") and _holds_saved(value, saved)
     }
 
 
-def _holds(value: Any, saved: set[int], depth: int = 3) -> bool:
+def _holds_saved(value: Any, saved: set[int], depth: int = 3) -> bool:
     """Return True if a value is saved, or is a list or dict that holds a saved value."""
     if id(value) in saved:
         return True
@@ -381,8 +383,8 @@ def _holds(value: Any, saved: set[int], depth: int = 3) -> bool:
         return False
     items = value.values() if type(value) is dict else value
     return any(
-        id(each) in saved or (type(each) in (list, dict) and _holds(each, saved, depth - 1))
-        for each in items
+        id(item) in saved or (type(item) in (list, dict) and _holds_saved(item, saved, depth - 1))
+        for item in items
     )
 
 
@@ -406,9 +408,9 @@ def _make_dataclass_anywhere(name: str, bases: Any, content: Any, *others: Any) 
     own = {**content, "__module__": "builtins"}
     if Generic in bases:
         own["__orig_bases__"] = with_parameters(bases)
-    made = _make_dataclass(name, bases, own, *others)
-    made.__module__ = content.get("__module__", "__main__")
-    return made
+    cls = _make_dataclass(name, bases, own, *others)
+    cls.__module__ = content.get("__module__", "__main__")
+    return cls
 
 
 serialization._make_dataclass_skeleton = _make_dataclass_anywhere
@@ -429,8 +431,8 @@ StreamTracer.execute = _execute_with_source
 # The policy for untrusted code
 
 
-def _users_frame() -> FrameType | None:
-    """Replace `get_non_nnsight_frame`: also skip frames of this package, which are not the user's."""
+def _user_frame() -> FrameType | None:
+    """Replace `get_non_nnsight_frame`: also skip frames of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back

@@ -50,7 +50,7 @@ _INTERNAL = str(Path(nnsight.__file__).parent)
 logging.getLogger("transformers.pipelines").addFilter(lambda record: "device_map" not in record.msg)
 
 
-_USUAL = "sdpa"
+_DEFAULT_ATTENTION = "sdpa"
 """The attention that transformers chooses by default, except for model classes that do not support it."""
 
 _COMPILING = (tracing, interleaving, interleaver, iterator, serialization, request)
@@ -69,19 +69,19 @@ class Nnsight08(Generation):
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] | None = None
-        self._together: SharedPassRunner | None = None
+        self._shared_passes: SharedPassRunner | None = None
         self._trained: list[tuple[torch.nn.Parameter, bool]] | None = None
         """Each weight with its `requires_grad` before the first adapter was put on the model."""
         self._env: dict[str, Any] = {}
         """The env for which the model is configured."""
         self._attention: str | None = None
         """The attention of the loaded model: the default for a request that names none."""
-        self._lacks_usual = False
+        self._lacks_default = False
 
     def load(self, spec: ModelSpec) -> None:
         arguments = load_arguments(spec)
         if arguments.get("device_map", "auto") != "auto":
-            # With the map only, the pipeline moves the model to the first GPU.
+            # With only the map, the pipeline moves the model to the first GPU.
             arguments["device"] = arguments["device_map"]
         elif spec.device == "cpu":
             # Without a device, the pipeline uses the first GPU if CUDA has started.
@@ -92,10 +92,10 @@ class Nnsight08(Generation):
         self._attention = self.model.attn_implementation
         if self._attention is not None:
             self._env = {"attn_implementation": self._attention}
-        if self._attention not in (None, _USUAL):
+        if self._attention not in (None, _DEFAULT_ATTENTION):
             module = self.model._module
-            has_it = module._supports_sdpa and module._can_set_attn_implementation()
-            self._lacks_usual = not has_it
+            is_supported = module._supports_sdpa and module._can_set_attn_implementation()
+            self._lacks_default = not is_supported
 
     def move(self, placement: ModelDevices) -> None:
         super().move(placement)
@@ -128,7 +128,7 @@ class Nnsight08(Generation):
             for hint in unsaved.hints(saved, len(values), [code]):
                 print(hint)
         except BaseException as error:
-            # nnsight stores a block's own traceback before the error's gets the model's frames.
+            # nnsight stores the block's own traceback before the error passes through the model's frames.
             tb = getattr(error, "__intervention_tb__", error.__traceback__)
             block = getattr(error, _BLOCK, "")
             raise BlockError(explain(error, tb, _INTERNAL) + block) from error
@@ -139,9 +139,11 @@ class Nnsight08(Generation):
 
     def run_together(self, payloads: Sequence[bytes]) -> list[Saves | None]:
         objects = self._objects = self._objects or self.model._remoteable_persistent_objects()
-        if self._together is None:
-            self._together = SharedPassRunner(self.model)
-        return self._together.run(payloads, lambda each: RequestModel.deserialize(each, objects))
+        if self._shared_passes is None:
+            self._shared_passes = SharedPassRunner(self.model)
+        return self._shared_passes.run(
+            payloads, lambda payload: RequestModel.deserialize(payload, objects)
+        )
 
     def forget(self) -> None:
         # These are keyed by file and line: an edited script's next run would get the old block.
@@ -161,12 +163,13 @@ class Nnsight08(Generation):
         env = {name: value for name, value in env.items() if value is not None}
         if self._attention is not None:
             env.setdefault("attn_implementation", self._attention)
-        if self._lacks_usual and env.get("attn_implementation") == _USUAL:
+        if self._lacks_default and env.get("attn_implementation") == _DEFAULT_ATTENTION:
             # This is the default of the client's transformers, not a choice of its user.
             env["attn_implementation"] = self._attention
             print(
-                f"The attention is {self._attention!r} here, not {_USUAL!r} as your client has it: the "
-                f"server's transformers has no {_USUAL!r} for {type(self.model._module).__name__}."
+                f"The attention is {self._attention!r} here, not {_DEFAULT_ATTENTION!r} as your client "
+                f"has it: the server's transformers has no {_DEFAULT_ATTENTION!r} for "
+                f"{type(self.model._module).__name__}."
             )
         if env == self._env:
             return False
@@ -182,7 +185,7 @@ class Nnsight08(Generation):
                 f"{type(error).__name__}: {error}"
             ) from error
         finally:
-            self._objects = self._together = None
+            self._objects = self._shared_passes = None
         self._env = env
         if "peft" not in env:
             # An adapter freezes the model's weights; they stay frozen when it is removed.
@@ -215,20 +218,20 @@ class Nnsight08(Generation):
 # The modules whose `.source` a request reads
 
 _VIEWS = (source.Source, source.SourceEnvoy)
-"""Classes of a module's `.source`; a block's payload includes those that it takes from its script."""
+"""Classes of a module's `.source`; a payload has the instances that its block takes from the script."""
 
 _instrumented: set[source.State] = set()
 _install_source = envoy.install_source
 
 
-def _install_and_note(part: envoy.Envoy) -> source.Compiled:
-    """Replace `install_source`: note the instrumented module, for `forget`."""
+def _install_and_record(part: envoy.Envoy) -> source.Compiled:
+    """Replace `install_source`: record the instrumented module, for `forget`."""
     compiled = _install_source(part)
     _instrumented.add(vars(part._module)[source.STATE])
     return compiled
 
 
-envoy.install_source = _install_and_note
+envoy.install_source = _install_and_record
 
 
 def _instrument(tracer: Any) -> None:
@@ -239,8 +242,8 @@ def _instrument(tracer: Any) -> None:
     for part in (getattr(tracer, "envoy", None), *names.values()):
         if isinstance(part, envoy.Envoy):
             blocks += [(_text(edit.code), {**edit.glbls, **edit.lcls}) for edit in part._edits]
-    views = [vars(each).get("envoy") for each in names.values() if type(each) in _VIEWS]
-    sources.instrument(blocks, [each for each in views if isinstance(each, envoy.Envoy)])
+    views = [vars(value).get("envoy") for value in names.values() if type(value) in _VIEWS]
+    sources.instrument(blocks, [view for view in views if isinstance(view, envoy.Envoy)])
 
 
 def _text(code: CodeType) -> str:
@@ -251,20 +254,22 @@ def _text(code: CodeType) -> str:
 
 _BLOCK = "__ndif_block__"
 """The attribute of an error with the lines that the blocks had reached when the model raised it."""
-_GAVE = "__ndif_gave__"
+_LAST_SWAP = "__ndif_gave__"
 """The attribute of a mediator with the position at which its block last gave the model a value."""
 
 _exit = interleaver.Interleaver.__exit__
 _swap = interleaver.Mediator.swap
 
 
-def _exit_and_say(
+def _exit_and_record(
     self: Any, cls: type[BaseException] | None, error: BaseException | None, tb: Any
 ) -> Any:
     """Replace `Interleaver.__exit__`: attach the lines of the blocks to an error of the model."""
     stopped = error is None or isinstance(error, interleaver.EarlyStopException)
     if not stopped and not hasattr(error, "__intervention_tb__"):
-        lines = dict.fromkeys(line for each in self.mediators for line in _lines_of(each) if line)
+        lines = dict.fromkeys(
+            line for mediator in self.mediators for line in _lines_of(mediator) if line
+        )
         if lines:
             shown = "\n".join(lines)
             setattr(error, _BLOCK, f"\nIn the model, while your block was here:\n{shown}")
@@ -273,14 +278,14 @@ def _exit_and_say(
 
 def _lines_of(mediator: Any) -> Iterator[str]:
     """Yield the lines at which a block last gave the model a value, and at which it waits for one."""
-    yield show_frames(getattr(mediator, _GAVE, ()), _INTERNAL)
+    yield show_frames(getattr(mediator, _LAST_SWAP, ()), _INTERNAL)
     if mediator.alive:
-        yield show_frames(_above(mediator.worker.gr_frame), _INTERNAL)
+        yield show_frames(_stack_of(mediator.worker.gr_frame), _INTERNAL)
 
 
-def _swap_and_note(cls: Any, location: str, *arguments: Any) -> Any:
-    """Replace `Mediator.swap`: note the position of the block."""
-    setattr(cls.current(location), _GAVE, _above(sys._getframe(1)))
+def _swap_and_record(cls: Any, location: str, *arguments: Any) -> Any:
+    """Replace `Mediator.swap`: record the position of the block."""
+    setattr(cls.current(location), _LAST_SWAP, _stack_of(sys._getframe(1)))
     return _swap(location, *arguments)
 
 
@@ -291,25 +296,25 @@ class _Frame(NamedTuple):
     f_globals: Variables
 
 
-def _above(frame: FrameType | None) -> list[tuple[_Frame, int]]:
+def _stack_of(frame: FrameType | None) -> list[tuple[_Frame, int]]:
     """Return a frame of a block and its callers, outermost first."""
-    found: list[tuple[_Frame, int]] = []
+    frames: list[tuple[_Frame, int]] = []
     while frame is not None:
-        found.insert(0, (_Frame(frame.f_code, {}), frame.f_lineno))
+        frames.insert(0, (_Frame(frame.f_code, {}), frame.f_lineno))
         frame = frame.f_back
-    return found
+    return frames
 
 
-interleaver.Interleaver.__exit__ = _exit_and_say
-interleaver.Mediator.swap = classmethod(_swap_and_note)
+interleaver.Interleaver.__exit__ = _exit_and_record
+interleaver.Mediator.swap = classmethod(_swap_and_record)
 
 
 # Methods that use `super()`
 
 
-@functools.wraps(_load_function)  # its name, by which this process's own payloads call it
+@functools.wraps(_load_function)  # keeps the name, by which this process's own payloads call it
 def _load_method(source: str, *given: Any) -> FunctionType:
-    """Replace `_load_function`: give a method that uses `super()` a cell for its class; note it."""
+    """Replace `_load_function`: give a method that uses `super()` a cell for its class; record it."""
     function = _method(source, *given)
     trusted.record(function)
     sources.record(source, function)
@@ -329,8 +334,8 @@ def _method(
 
     nnsight compiles a method outside its class, so Python creates no `__class__` cell.
     """
-    given = (source, name, defaults, kwdefaults, annotations, filename, line)
-    function: FunctionType = _load_function(*given)
+    arguments = (source, name, defaults, kwdefaults, annotations, filename, line)
+    function: FunctionType = _load_function(*arguments)
     if "super" in source or "__class__" in source:
         return _with_cell(function, source, line)
     return function
@@ -340,21 +345,21 @@ def _with_cell(function: FunctionType, source: str, line: int) -> FunctionType:
     """Return a function with an empty cell for its class; the function itself if it needs none."""
     # Python does not mangle names in a class with this name.
     tree = ast.parse("class _: pass")
-    [around] = tree.body
-    assert isinstance(around, ast.ClassDef)  # noqa: S101 - it is what was parsed
-    around.body = ast.parse("\n" * (line - 1) + source).body
+    [class_node] = tree.body
+    assert isinstance(class_node, ast.ClassDef)  # noqa: S101 - the parsed text is a class
+    class_node.body = ast.parse("\n" * (line - 1) + source).body
     # Under a policy, `serialization.compile` is the policy's.
     compiled = serialization.compile(tree, function.__code__.co_filename, "exec")
     name, defaults = function.__name__, function.__defaults__
-    found = [
+    matching = [
         code
-        for of_class in _codes(compiled)
-        for code in _codes(of_class)
+        for class_code in _codes(compiled)
+        for code in _codes(class_code)
         if code.co_name == name and code.co_freevars == ("__class__",)
     ]
-    if not found:
+    if not matching:
         return function
-    method = FunctionType(found[-1], function.__globals__, name, defaults, (CellType(),))
+    method = FunctionType(matching[-1], function.__globals__, name, defaults, (CellType(),))
     method.__kwdefaults__, method.__annotations__ = (
         function.__kwdefaults__,
         function.__annotations__,
@@ -363,7 +368,7 @@ def _with_cell(function: FunctionType, source: str, line: int) -> FunctionType:
 
 
 def _codes(code: CodeType) -> list[CodeType]:
-    return [each for each in code.co_consts if isinstance(each, CodeType)]
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def _fill_cell(function: FunctionType, names: Mapping[str, Any]) -> None:
@@ -396,34 +401,34 @@ def _methods() -> dict[tuple[tuple[str, ...], str], Any]:
     A wrapper has the method's name, so a client cannot refer to the method and sends its source. The server
     uses its own method instead.
     """
-    found = {}
+    methods = {}
     for module in [module for name, module in sys.modules.items() if name.startswith("nnsight.")]:
         for cls in [value for value in vars(module).values() if isinstance(value, type)]:
             for value in vars(cls).values():
                 method = getattr(value, "__wrapped__", None)
                 if isinstance(method, FunctionType) and method.__module__ == module.__name__:
                     code = method.__code__
-                    found[PurePath(code.co_filename).parts[-3:], code.co_name] = method
-    return found
+                    methods[PurePath(code.co_filename).parts[-3:], code.co_name] = method
+    return methods
 
 
 class _Unpickler:
     """A replacement for nnsight's unpickler that applies a policy and checks the unpickled request."""
 
     def __init__(self, policy: Protector, file: Any, persistent: dict[str, Any]) -> None:
-        ours: list[Any] = []
+        own_methods: list[Any] = []
 
         def load_function(source: str, name: str, *others: Any) -> Any:
-            own = _methods().get((PurePath(str(others[3])).parts[-3:], name))
-            if own is not None:
-                ours.append(own)
-                return own
+            method = _methods().get((PurePath(str(others[3])).parts[-3:], name))
+            if method is not None:
+                own_methods.append(method)
+                return method
             adopted = policy.adopt(_method(source, name, *others), {})
             sources.record(source, adopted)
             return adopted
 
         def fill(function: Any, names: Mapping[str, Any]) -> None:
-            if function not in ours:
+            if function not in own_methods:
                 policy.fill(function, names)
                 if policy.runs(function):
                     _fill_cell(function, names)

@@ -54,11 +54,11 @@ def fork(run: Callable[[], int | None]) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _be_child(parent, run)
+        _run_child(parent, run)
     return pid
 
 
-def _be_child(parent: int, run: Callable[[], int | None]) -> NoReturn:
+def _run_child(parent: int, run: Callable[[], int | None]) -> NoReturn:
     code = 1
     try:
         signal.set_wakeup_fd(-1)

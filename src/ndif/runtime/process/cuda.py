@@ -27,7 +27,7 @@ from ndif.sandbox.confinement.confinement import DriverFiles, interpreter_paths
 Handle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 """A function and its arguments, which rebuild a tensor in another process."""
 
-_MOST_DEVICES = 255
+_MAX_DEVICES = 255
 _POLL_S = 0.001
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -51,9 +51,9 @@ class Cuda:
     def __init__(self) -> None:
         self._visible = os.environ.get(_VISIBLE)
         self._selected: list[int] | None = None
-        """Indices of the selected devices among those visible when this process started."""
+        """Indices of the selected devices among the devices visible when this process started."""
         self._pools: list[Any] = []
-        self._checked: dict[int, torch.Tensor] = {}
+        self._check_tensors: dict[int, torch.Tensor] = {}
         """A small tensor on each device, so that later checks allocate no memory."""
 
     def uses_devices(self, spec: ModelSpec) -> bool:
@@ -112,8 +112,8 @@ class Cuda:
         """Return an error sentence if CUDA was already started in this process, else None."""
         if not torch.cuda.is_initialized() and not _open_nodes():
             return None
-        named = sorted(_packages_of_cuda())
-        cause = f" (imported packages that may do so: {', '.join(named)})" if named else ""
+        packages = sorted(_packages_of_cuda())
+        cause = f" (imported packages that may do so: {', '.join(packages)})" if packages else ""
         return f"CUDA was started in the process that forks runners, and does not survive a fork{cause}"
 
     def prepare_owner(self) -> None:
@@ -136,7 +136,7 @@ class Cuda:
 
         Each tensor is exported once, and all runners share its handle: every export adds a wrapper that
         torch frees only with the memory. The reference counter in a handle is never used to free memory
-        here, so a killed runner leaks nothing.
+        here, so a killed runner leaks no memory.
         """
         self.synchronize()
         return [without_event(reduce_tensor(tensor)) for tensor in tensors]
@@ -152,12 +152,12 @@ class Cuda:
         return self._files({_UVM_TOOLS, *_open_nodes(), *nodes}, ())
 
     def _files(self, devices: Iterable[str], shared_memory: Iterable[str]) -> DriverFiles:
-        # A runner sees all devices that this process sees, including those without weights.
+        # A runner sees all devices that this process sees, including devices without weights.
         identities = [_identity(index) for index in range(torch.cuda.device_count())]
         minors = gpu_minors(_information(), identities)
         return DriverFiles(
             libraries=tuple(map(str, interpreter_paths())),
-            devices=tuple(sorted(node for node in devices if _is_ours(node, minors))),
+            devices=tuple(sorted(node for node in devices if _is_selected(node, minors))),
             shared_memory=tuple(sorted(shared_memory)),
         )
 
@@ -175,17 +175,17 @@ class Cuda:
 
     def check(self, deadline_s: float) -> None:
         """Run a small task on every device in use; raise DeviceError if one fails or is too slow."""
-        until = time.monotonic() + deadline_s
+        deadline = time.monotonic() + deadline_s
         for index in _devices_in_use():
             with self._device_errors(index):
                 with torch.cuda.device(index):
-                    if index not in self._checked:
-                        self._checked[index] = torch.ones(1, device="cuda")
+                    if index not in self._check_tensors:
+                        self._check_tensors[index] = torch.ones(1, device="cuda")
                     event = torch.cuda.Event()
-                    self._checked[index].fill_(1)
+                    self._check_tensors[index].fill_(1)
                     event.record()
                 while not event.query():
-                    if time.monotonic() > until:
+                    if time.monotonic() > deadline:
                         raise RuntimeError(f"CUDA error: it did nothing for {deadline_s:g}s")
                     time.sleep(_POLL_S)
 
@@ -271,7 +271,7 @@ def gpu_minors(
     `information` is the driver's text about each GPU (/proc/driver/nvidia/gpus) by PCI address.
     `identities` are the PCI address and UUID of each GPU, "" if unknown.
     """
-    found = set()
+    minors = set()
     for address, uuid in identities:
         text = information.get(address) or next(
             (text for text in information.values() if uuid and uuid in text), ""
@@ -279,11 +279,11 @@ def gpu_minors(
         minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
         if minor is None:
             return None
-        found.add(int(minor[1]))
-    return frozenset(found)
+        minors.add(int(minor[1]))
+    return frozenset(minors)
 
 
-def _is_ours(node: str, minors: frozenset[int] | None) -> bool:
+def _is_selected(node: str, minors: frozenset[int] | None) -> bool:
     gpu = _GPU_NODE.fullmatch(node)
     return gpu is None or minors is None or int(gpu[1]) in minors
 
@@ -321,13 +321,13 @@ def _open_nodes() -> set[str]:
 
 def _packages_of_cuda() -> set[str]:
     """Return the packages, except torch, triton and NVIDIA's, that have loaded a CUDA library."""
-    found = set()
+    packages = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path("/", line.partition("/")[2])
         parts = path.parts
         if "cuda" in path.name.lower() and "site-packages" in parts[:-1]:
-            found.add(parts[parts.index("site-packages") + 1])
-    return found - {"torch", "nvidia", "triton"}
+            packages.add(parts[parts.index("site-packages") + 1])
+    return packages - {"torch", "nvidia", "triton"}
 
 
 def _devices_in_use() -> list[int]:
@@ -359,7 +359,7 @@ def _count_devices() -> int:
     def count() -> int:
         with contextlib.suppress(Exception):
             if torch.cuda.is_available():
-                return min(torch.cuda.device_count(), _MOST_DEVICES)
+                return min(torch.cuda.device_count(), _MAX_DEVICES)
         return 0
 
     return max(os.waitstatus_to_exitcode(os.waitpid(fork(count), 0)[1]), 0)

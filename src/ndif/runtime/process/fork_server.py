@@ -57,7 +57,7 @@ _CONFINEMENT = (
     "ndif.sandbox.confinement.landlock",
     "ndif.sandbox.confinement.seccomp",
 )
-_OF_UNTRUSTED = ("ndif.sandbox.protector", "ndif.runtime.process.reset")
+_UNTRUSTED_MODULES = ("ndif.sandbox.protector", "ndif.runtime.process.reset")
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ARGUMENTS = 45
 """Index of `arg_start` among the fields of /proc/self/stat after the command's name."""
@@ -68,17 +68,17 @@ class CannotForkError(Exception):
 
 
 def main(fd: int, generation: str, *, untrusted: bool) -> None:
-    """Import what model processes of `generation` need, then fork them until the host hangs up.
+    """Import the modules for model processes of `generation`, then fork processes until the host hangs up.
 
-    With `untrusted`, also import what confined runners need.
+    With `untrusted`, also import the modules for confined runners.
     """
     end_with_parent()
-    given = os.environ.get(_NVML_CHECK)
+    previous = os.environ.get(_NVML_CHECK)
     # Modules that look for GPUs on import then make torch ask NVML, which does not start CUDA.
     os.environ[_NVML_CHECK] = "1"
     for name in _IMPORTED:
         importlib.import_module(name)
-    # The machine may lack the system libraries of these; a confined child then reports the error.
+    # The machine may lack system libraries for these modules; a confined child then reports the error.
     for name in _CONFINEMENT:
         with contextlib.suppress(ImportError, RuntimeError, OSError):
             importlib.import_module(name)
@@ -90,20 +90,20 @@ def main(fd: int, generation: str, *, untrusted: bool) -> None:
     create_generation(generation)
     # The first call compiles the patterns of all architectures; children inherit them.
     get_checkpoint_conversion_mapping("")
-    if given is None:
+    if previous is None:
         del os.environ[_NVML_CHECK]
     else:
-        os.environ[_NVML_CHECK] = given
+        os.environ[_NVML_CHECK] = previous
     if untrusted:
         _prepare_reset()
-    if reached := Cuda().find_early_start():
-        raise CannotForkError(reached)
+    if early_start := Cuda().find_early_start():
+        raise CannotForkError(early_start)
     ForkServer(FrameChannel(socket.socket(fileno=fd)), _PROGRAMS).serve()
 
 
 def _prepare_reset() -> None:
     """Import the policy and the reset, and copy the namespaces that a reset restores."""
-    for name in _OF_UNTRUSTED:
+    for name in _UNTRUSTED_MODULES:
         importlib.import_module(name)
     from ndif.runtime.process.namespaces import Namespaces
 
@@ -153,16 +153,16 @@ class ForkServer:
         gc.collect()
         gc.freeze()
         wake, woken = wake_for_children()
-        self._own = [self._control.socket, wake, woken]
+        self._own_sockets = [self._control.socket, wake, woken]
         while True:
             ready = wait([wake, self._control.socket])
             if wake in ready:
                 wake.recv(4096)
                 self._reap()
             if self._control.socket in ready:
-                self._obey()
+                self._handle_order()
 
-    def _obey(self) -> None:
+    def _handle_order(self) -> None:
         try:
             order, _, fds = self._control.expect(StartModule)
         except (EOFError, ConnectionError):
@@ -173,7 +173,7 @@ class ForkServer:
             pid = fork(lambda: self._run(status, output, order.module, channel))
         except OSError:
             traceback.print_exc()
-            status.close()  # tells the host that the fork failed
+            status.close()  # reports the failed fork to the host
         else:
             self._children[pid] = status
             with contextlib.suppress(OSError):  # the host has closed the channel
@@ -194,7 +194,7 @@ class ForkServer:
     def _run(self, status: socket.socket, output: int, module: str, channel: int) -> int:
         """Run a module in the forked child as `python -m MODULE FD` would; return the exit code."""
         os.setsid()
-        for connection in [*self._own, *self._children.values(), status]:
+        for connection in [*self._own_sockets, *self._children.values(), status]:
             connection.close()
         os.dup2(output, 1)
         os.dup2(output, 2)

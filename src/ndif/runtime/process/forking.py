@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ndif.runtime.process.children import fork
-from ndif.runtime.process.procfs import Mapping, exclusive, found
+from ndif.runtime.process.procfs import Mapping, exclusive, read_pages
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 """Advice of madvise(2) from Linux 5.14 on; on older kernels it fails, and pages are mapped on use."""
@@ -29,7 +29,7 @@ class ForkPages:
 
     def with_all_of(self, mappings: Iterable[Mapping]) -> ForkPages:
         """Return these pages, with all of the mappings added as read."""
-        ranges = [number for each in mappings for number in (each.start, each.size)]
+        ranges = [number for mapping in mappings for number in (mapping.start, mapping.size)]
         return replace(self, read=self.read + array.array("Q", ranges))
 
     def fetch(self) -> None:
@@ -46,31 +46,31 @@ class Rehearsal:
     """
 
     def __init__(self, run: Callable[[], None]) -> None:
-        self.socket, theirs = socket.socketpair()
+        self.socket, peer = socket.socketpair()
         """Becomes readable when `run` has returned. Other forks must close it."""
 
         def rehearse() -> None:
             self.socket.close()
             run()
-            theirs.send(b".")
-            theirs.recv(1)  # until the other end is closed
+            peer.send(b".")
+            peer.recv(1)  # until the other end is closed
 
         self._pid = fork(rehearse)
-        theirs.close()
+        peer.close()
 
     def pages(self, but: range = range(0)) -> ForkPages:
         """Return the pages that the fork has read and written, except written ones in `but`.
 
-        If the fork failed, there are none.
+        Return no pages if the fork failed.
         """
         with self.socket, contextlib.suppress(OSError):  # the fork was killed
             if self.socket.recv(1):
-                return ForkPages(found(self._pid), _without(exclusive(self._pid), but))
+                return ForkPages(read_pages(self._pid), _without(exclusive(self._pid), but))
         return ForkPages()
 
 
 def _without(ranges: array.array[int], left_out: range) -> array.array[int]:
-    """Return addresses and lengths without those in `left_out`."""
+    """Return addresses and lengths without the addresses in `left_out`."""
     kept, pairs = array.array("Q"), iter(ranges)
     for start, length in zip(pairs, pairs, strict=True):
         end = start + length

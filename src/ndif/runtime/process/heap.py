@@ -37,20 +37,20 @@ class _Mallinfo(ctypes.Structure):
 
 _libc = ctypes.CDLL(None)
 # Bound at import: a process under the policy for untrusted code cannot load a library.
-_TELLS_TOP = hasattr(_libc, "mallinfo2")  # from glibc 2.33 on
-_TRIMS = hasattr(_libc, "malloc_trim")
-if _TELLS_TOP:
+_HAS_MALLINFO = hasattr(_libc, "mallinfo2")  # from glibc 2.33 on
+_HAS_TRIM = hasattr(_libc, "malloc_trim")
+if _HAS_MALLINFO:
     _libc.mallinfo2.restype = _Mallinfo
     _libc.malloc.argtypes, _libc.malloc.restype = [ctypes.c_size_t], ctypes.c_size_t
     _libc.free.argtypes, _libc.free.restype = [ctypes.c_size_t], None
     _libc.sbrk.restype = ctypes.c_size_t
-if _TRIMS:
+if _HAS_TRIM:
     _libc.malloc_trim.argtypes = [ctypes.c_size_t]
 
 
 def settle() -> range:
-    """Prepare this process's heap for forks, in place; return the addresses that they need not prefetch."""
-    if not _TELLS_TOP:
+    """Prepare this process's heap for forks, in place; return addresses that forks need not prefetch."""
+    if not _HAS_MALLINFO:
         return range(0)
     _libc.malloc_trim(0)
     _fill_holes()
@@ -61,16 +61,16 @@ def settle() -> range:
     for mapping in mappings():
         if mapping.access == "rw-p" and mapping.path == "[heap]":
             advise(_top(), mapping.end)  # huge pages at the first write
-    return _spare()
+    return _unused_addresses()
 
 
 def trim(keep: int = 0) -> None:
     """Return free memory to the system, except for `keep` bytes at the heap's top."""
-    if _TRIMS:
+    if _HAS_TRIM:
         _libc.malloc_trim(keep)
 
 
-def _spare() -> range:
+def _unused_addresses() -> range:
     # Rounded down: a huge page is populated as a whole.
     return range((_top() + KEPT_TOP) // SIZE * SIZE, _libc.sbrk(0))
 

@@ -44,9 +44,12 @@ class Isolation:
     namespaces: Namespaces | None = None
     """The namespaces before any user code has run; None if each runner runs one request."""
     model_state: ModuleTreeState | None = None
-    """The model's state at that time; None also if each runner maps the weights at its own addresses."""
+    """The model's state before any user code has run.
+
+    None if each runner runs one request, or maps the weights at its own addresses.
+    """
     settings: Sequence[ProcessSetting] | None = None
-    """The list of the process's settings, found once; None if each runner runs one request."""
+    """The list of the process's settings, determined once; None if each runner runs one request."""
 
     @classmethod
     def prepare(
@@ -63,7 +66,7 @@ class Isolation:
         return cls(untrusted, confinement, policy, _permitted(untrusted, confinement))
 
     def warm_up(self, warmup_request: WarmupRequest) -> None:
-        """Run the warm-up request under the policy; later requests then find modules and files loaded."""
+        """Run the warm-up request under the policy: later requests then find modules and files loaded."""
         with nullcontext() if self.policy is None else self.policy.caching_prefix():
             warmup_request.run(self.policy)
 
@@ -87,10 +90,10 @@ class Isolation:
         from ndif.runtime.process.process_settings import ProcessSettings
 
         # Under the policy, a request can change no functions but its own.
-        found = Namespaces.of_this_process(functions=self.policy is None)
+        namespaces = Namespaces.of_this_process(functions=self.policy is None)
         state = None if on_devices else ModuleTreeState(model)
-        settings = ProcessSettings().known
-        return replace(self, namespaces=found, model_state=state, settings=settings)
+        settings = ProcessSettings().settings
+        return replace(self, namespaces=namespaces, model_state=state, settings=settings)
 
     def moved(self, folder: Path, driver: DriverFiles) -> Isolation:
         """Return this isolation for a model whose weights have moved to other devices."""
@@ -128,16 +131,16 @@ def operator_modules(untrusted: UntrustedSettings) -> list[Path]:
     from ndif.sandbox.protector.whitelist import Whitelist
 
     roots = {name.partition(".")[0] for name in Whitelist.read(Path(untrusted.whitelist)).modules}
-    found: dict[str, ModuleSpec] = {}
+    specs: dict[str, ModuleSpec] = {}
     for root in roots:
         with suppress(ImportError, ValueError):
             if (spec := find_spec(root)) is not None:
-                found[root] = spec
-    sys.meta_path.insert(0, _Found(found))
-    return [path for spec in found.values() for path in module_path(spec)]
+                specs[root] = spec
+    sys.meta_path.insert(0, _LocatedModules(specs))
+    return [path for spec in specs.values() for path in module_path(spec)]
 
 
-class _Found(MetaPathFinder):
+class _LocatedModules(MetaPathFinder):
     """An import finder for modules that were located before confinement."""
 
     def __init__(self, modules: dict[str, ModuleSpec]) -> None:

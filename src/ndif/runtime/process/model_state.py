@@ -17,7 +17,7 @@ from ndif.runtime.process.procfs import ProcFiles
 
 
 class ResetError(Exception):
-    """The process cannot be reset; the message names what the request left behind."""
+    """The process cannot be reset; the message names the effect that the request left."""
 
 
 class ModuleTreeState:
@@ -28,25 +28,25 @@ class ModuleTreeState:
         self._copies: list[dict[Any, Any]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
         self._kinds: list[tuple[Any, type]] = []
-        known: set[int] = set()
+        known_ids: set[int] = set()
         for owner in (model, *model._module.modules(), *_neighbours(model)):
             self._kinds.append((owner, type(owner)))
             # A namespace and the dictionaries in it: parameters, buffers, hooks.
             within = [value for value in vars(owner).values() if issubclass(type(value), dict)]
-            for found in [vars(owner), *within]:
-                if id(found) not in known:
-                    known.add(id(found))
-                    self._dicts.append(found)
-                    self._copies.append(copied(found))
-                    lists = [value for value in dict.values(found) if type(value) is list]
+            for members in [vars(owner), *within]:
+                if id(members) not in known_ids:
+                    known_ids.add(id(members))
+                    self._dicts.append(members)
+                    self._copies.append(copied(members))
+                    lists = [value for value in dict.values(members) if type(value) is list]
                     self._lists += [(value, list(value)) for value in lists]
         inner = getattr(getattr(model, "tokenizer", None), "_tokenizer", None)
         self._tokenizer = _TokenizerState(inner) if hasattr(inner, "get_vocab_size") else None
         self._versions = DictVersions(self._dicts)
         self._tensors = _tensors(model._module)
         # While these storages are alive, no other storage can have their addresses.
-        self._storages = [each.untyped_storage() for each in self._tensors]
-        self._trains = [each.requires_grad for each in self._tensors]
+        self._storages = [tensor.untyped_storage() for tensor in self._tensors]
+        self._trains = [tensor.requires_grad for tensor in self._tensors]
         self._forms = _forms(self._tensors)
         self._attributes = list(map(vars, self._tensors))
         self._attribute_copies = list(map(copied, self._attributes))
@@ -60,7 +60,7 @@ class ModuleTreeState:
         for at in self._versions.changed():
             now, before = self._dicts[at], self._copies[at]
             if not has_same_members(now, before):
-                # A subclass may override these; an OrderedDict keeps its order with its own methods only.
+                # A subclass may override these methods; only OrderedDict's own methods maintain its order.
                 kind = OrderedDict if isinstance(now, OrderedDict) else dict
                 kind.clear(now)
                 kind.update(now, before)
@@ -74,7 +74,7 @@ class ModuleTreeState:
     def _restore_tensors(self) -> None:
         """Restore `requires_grad` and drop gradients; raise ResetError if a weight was changed.
 
-        Each property is read of all weights at once, because there are hundreds of weights.
+        Each property is read for all weights at once, because there are hundreds of weights.
         """
         tensors = self._tensors
         if _forms(tensors) != self._forms:
@@ -150,12 +150,14 @@ def _neighbours(model: Any) -> Iterator[Any]:
     """Yield the model's configurations, interleaver and tokenizer, if they have Python attributes."""
     for owner in (model._module, model):
         for name in ("config", "generation_config", "interleaver", "_interleaver", "tokenizer"):
-            found = getattr(owner, name, None)
-            if type(getattr(found, "__dict__", None)) is dict:
-                yield found
+            neighbour = getattr(owner, name, None)
+            if type(getattr(neighbour, "__dict__", None)) is dict:
+                yield neighbour
                 # The configurations of the model's parts, such as its text model.
                 yield from (
-                    each for each in vars(found).values() if isinstance(each, PreTrainedConfig)
+                    config
+                    for config in vars(neighbour).values()
+                    if isinstance(config, PreTrainedConfig)
                 )
 
 
@@ -163,8 +165,8 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return a module's parameters, its buffers, and the tensors that are plain attributes."""
     attributes = [value for part in module.modules() for value in vars(part).values()]
     plain = [value for value in attributes if isinstance(value, torch.Tensor)]
-    found = [*module.parameters(), *module.buffers(), *plain]
-    return list({id(each): each for each in found}.values())
+    tensors = [*module.parameters(), *module.buffers(), *plain]
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 class WeightsMemory:
@@ -209,11 +211,13 @@ class WeightsMemory:
 
 def _ranges(module: torch.nn.Module) -> list[tuple[int, int]]:
     """Return the address ranges of a module's weights on the CPU, with adjacent ranges merged."""
-    storages = [each.untyped_storage() for each in _tensors(module) if each.device.type == "cpu"]
-    found: list[tuple[int, int]] = []
-    for start, size in sorted((each.data_ptr(), each.nbytes()) for each in storages):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(start + size, found[-1][1]))
+    storages = [
+        tensor.untyped_storage() for tensor in _tensors(module) if tensor.device.type == "cpu"
+    ]
+    ranges: list[tuple[int, int]] = []
+    for start, size in sorted((storage.data_ptr(), storage.nbytes()) for storage in storages):
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(start + size, ranges[-1][1]))
         elif size:
-            found.append((start, start + size))
-    return found
+            ranges.append((start, start + size))
+    return ranges

@@ -48,9 +48,10 @@ _ABSENT = object()
 class Namespaces:
     """A shallow copy of every module, class and module-level instance, and of each container in them.
 
-    It finds and restores changes. The cost grows with the number of changes rather than the size of the
-    namespaces, because an equal version proves a dictionary unchanged. The zygote creates the copy, so that
-    all forks share it. A fork server creates one earlier, for the zygotes of all its models.
+    The copy serves to find and restore changes. The cost grows with the number of changes rather than the
+    size of the namespaces, because an equal version proves that a dictionary is unchanged. The zygote
+    creates the copy, so that all forks share it. A fork server creates one earlier, for the zygotes of all
+    its models.
     """
 
     of_fork_server: ClassVar[Namespaces | None] = None
@@ -64,28 +65,31 @@ class Namespaces:
         self._owners: list[Any] = []
         """The owner of each dictionary: the class whose members it holds, else a name."""
         self._containers: list[tuple[_Container, list[Any], str]] = []
-        self._known: set[int] = set()
+        self._ids: set[int] = set()
         self._modules = dict(sys.modules)
         self._modules_version = DictVersions([sys.modules])
         # Objects that a fork server froze are invisible to the collector, but a request can change them.
         gc.unfreeze()
         self._add_all()
-        for found, name in _of_codecs():
-            self._add(found, name) if isinstance(found, dict) else self._add_container(found, name)
+        for registry, name in _codec_registries():
+            if isinstance(registry, dict):
+                self._add(registry, name)
+            else:
+                self._add_container(registry, name)
         self._functions = _functions() if functions else []
-        self._note_words()
+        self._record_words()
 
     @classmethod
     def of_this_process(cls, *, functions: bool) -> Namespaces:
-        """Return the namespaces of this process; extend those of its fork server if possible.
+        """Return the namespaces of this process, if possible by extending the fork server's copy.
 
-        With `functions` a new copy is needed: only that finds functions that a fork server has frozen.
+        With `functions`, a new copy is needed: only a new copy finds functions that a fork server froze.
         """
-        found = cls.of_fork_server
-        if found is None or functions:
+        namespaces = cls.of_fork_server
+        if namespaces is None or functions:
             return cls(functions=functions)
-        found._extend()
-        return found
+        namespaces._extend()
+        return namespaces
 
     def _extend(self) -> None:
         """Adopt all additions and changes since the copy was made."""
@@ -97,15 +101,14 @@ class Namespaces:
         self._modules = dict(sys.modules)
         self._modules_version = DictVersions([sys.modules])
         self._add_all()
-        self._note_words()
+        self._record_words()
 
-    def _note_words(self) -> None:
-        """Record the versions of dictionaries, the parts of functions, and the items of containers."""
+    def _record_words(self) -> None:
         self._function_parts = _Words(self._functions, _function_offsets())
         self._versions = DictVersions(self._dicts)
-        self._note_items()
+        self._record_items()
 
-    def _note_items(self) -> None:
+    def _record_items(self) -> None:
         """Record the addresses of the items in containers."""
         of_kind: dict[type, list[int]] = {kind: [] for kind in _CONTAINERS}
         for at, (container, _, _) in enumerate(self._containers):
@@ -125,7 +128,7 @@ class Namespaces:
         for name, module in self._modules.items():
             if isinstance(module, types.ModuleType):
                 members = vars(module)
-                if id(members) not in self._known:
+                if id(members) not in self._ids:
                     members.pop(_WARNED, None)
                 self._add(members, name)
         for cls in _classes():
@@ -133,20 +136,20 @@ class Namespaces:
         for at in range(first, len(self._dicts)):
             self._add_within(self._copies[at], self._owners[at])
 
-    def _add(self, found: dict[Any, Any], owner: Any) -> None:
-        if id(found) not in self._known:
-            self._known.add(id(found))
-            self._dicts.append(found)
-            self._copies.append(copied(found))
+    def _add(self, members: dict[Any, Any], owner: Any) -> None:
+        if id(members) not in self._ids:
+            self._ids.add(id(members))
+            self._dicts.append(members)
+            self._copies.append(copied(members))
             self._owners.append(owner)
 
-    def _add_container(self, found: _Container, name: str) -> None:
-        if id(found) not in self._known:
-            self._known.add(id(found))
-            self._containers.append((found, list(found), name))
+    def _add_container(self, container: _Container, name: str) -> None:
+        if id(container) not in self._ids:
+            self._ids.add(id(container))
+            self._containers.append((container, list(container), name))
 
     def _add_within(self, members: dict[Any, Any], owner: Any) -> None:
-        prefix = _named(owner)
+        prefix = _name_of(owner)
         for name, value in members.items():
             if (prefix, name) in _CACHES:
                 continue
@@ -167,12 +170,12 @@ class Namespaces:
                 container, _, name = self._containers[change.at]
                 self._containers[change.at] = (container, list(container), name)
         if any(change.members is None for change in changes):
-            self._note_items()
+            self._record_items()
 
     def inherit(self) -> None:
         """Adopt the changes that a fork itself makes, and the modules that it has loaded since.
 
-        For example, locks are recreated and the thread has another id. If the weights are on a GPU, many
+        For example, locks are recreated, and the thread gets another id. If the weights are on a GPU, many
         modules are loaded only after the start of its driver.
         """
         self.adopt(self._changes_without_warnings())
@@ -181,7 +184,7 @@ class Namespaces:
             self._add_all()
             if self._finds_functions:
                 self._functions = [*self._functions, *_functions()]
-            self._note_words()
+            self._record_words()
         self._modules_version = DictVersions([sys.modules])
         if self._function_parts.changed():
             self._function_parts.record()
@@ -190,8 +193,8 @@ class Namespaces:
     def _changes_without_warnings(self) -> list[Change]:
         """Return all changes, and remove the warning registries of changed modules.
 
-        Registries found after a request are then its own. Unchanged modules are not written to, because
-        that would cost a fork a page of memory for each.
+        Registries found after a request then belong to that request. Unchanged modules are not written to,
+        because that would cost a fork a page of memory for each.
         """
         changes = self.changes()
         for change in changes:
@@ -201,21 +204,21 @@ class Namespaces:
 
     def changes(self) -> list[Change]:
         """Return a `Change` for each namespace and container that has changed."""
-        found: list[Change] = []
+        changes: list[Change] = []
         for at in self._versions.changed():
             now, before = self._dicts[at], self._copies[at]
             if now is sys.modules or has_same_members(now, before):
                 continue
-            found.append(Change(_named(self._owners[at]), at, now, before, self._owners[at]))
+            changes.append(Change(_name_of(self._owners[at]), at, now, before, self._owners[at]))
         moved = (at[index] for at, items in self._items for index in items.changed())
         for at in (*self._deques, *moved):
             container, items, name = self._containers[at]
             if len(container) != len(items) or not all(map(is_, container, items)):
-                found.append(Change(name, at, None, items, container))
-        return found
+                changes.append(Change(name, at, None, items, container))
+        return changes
 
     def restore_modules(self, is_of_a_library: Callable[[object], bool]) -> str:
-        """Restore `sys.modules`, except for new modules of libraries; return the name of one, or ""."""
+        """Restore `sys.modules`, but keep new modules of libraries; return the name of one, or ""."""
         now, before, loaded = sys.modules, self._modules, ""
         for name in {**before, **now} if self._has_other_modules() else ():
             if _has_same(now, before, name):
@@ -251,7 +254,7 @@ class Change:
     name: str
     at: int
     members: dict[Any, Any] | None
-    """The present members of a namespace; None for another container."""
+    """The present members of a namespace; None for a container."""
     before: Any
     owner: Any
     """The class whose members a namespace holds, or the container."""
@@ -261,8 +264,8 @@ class Change:
         now, before = self.members, self.before
         if now is None:
             return []
-        everything = {**before, **copied(now)}
-        return [key for key in everything if not _has_same(now, before, key)]
+        members = {**before, **copied(now)}
+        return [key for key in members if not _has_same(now, before, key)]
 
     def restore(self) -> None:
         """Restore the namespace or container; raise TypeError for a built-in class."""
@@ -289,7 +292,7 @@ class Change:
 
 def _functions() -> list[types.FunctionType]:
     """Return every function that the garbage collector tracks, which excludes frozen ones."""
-    return [each for each in gc.get_objects() if type(each) is types.FunctionType]
+    return [obj for obj in gc.get_objects() if type(obj) is types.FunctionType]
 
 
 class _Words:
@@ -304,30 +307,34 @@ class _Words:
         self._order = np.argsort(addresses)
         self._per_object = len(offsets)
         words = addresses[self._order, None] + np.array(offsets, np.uint64)
-        self._memory, self._at = _at(words.ravel())
-        self._noted = self._memory[self._at]
-        self._found = _NOWHERE
+        self._memory, self._at = _map_words(words.ravel())
+        self._recorded = self._memory[self._at]
+        self._changed_indices = _NO_INDICES
         """Indices of the words that the last `changed` found to differ."""
 
     def record(self) -> None:
         """Record the present values of the words that the last `changed` found to differ."""
-        self._noted[self._found] = self._memory[self._at[self._found]]
-        self._found = _NOWHERE
+        self._recorded[self._changed_indices] = self._memory[self._at[self._changed_indices]]
+        self._changed_indices = _NO_INDICES
 
     def values(self) -> npt.NDArray[np.uint64]:
         """Return the recorded words, one row per object."""
         rows = np.empty((len(self._order), self._per_object), np.uint64)
-        rows[self._order] = self._noted.reshape(rows.shape)
+        rows[self._order] = self._recorded.reshape(rows.shape)
         return rows
 
     def changed(self) -> list[int]:
         """Return the sorted indices of the objects with a changed word."""
-        self._found = _differing(self._memory, self._at, self._noted)
-        indices: list[int] = np.unique(self._order[self._found // self._per_object]).tolist()
+        self._changed_indices = _differing(self._memory, self._at, self._recorded)
+        indices: list[int] = np.unique(
+            self._order[self._changed_indices // self._per_object]
+        ).tolist()
         return indices
 
 
-def _at(addresses: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
+def _map_words(
+    addresses: npt.NDArray[np.uint64],
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
     """Return an array over the memory that spans all these words, and the index of each word in it."""
     if not len(addresses):
         return np.empty(0, np.uint64), np.empty(0, np.intp)
@@ -338,7 +345,7 @@ def _at(addresses: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.
 
 
 class _Span:
-    """The words from an address on, for numpy. A ctypes array would create a class for each size."""
+    """The words at and after an address, for numpy. A ctypes array would create a class for each size."""
 
     def __init__(self, start: int, words: int) -> None:
         self.__array_interface__ = {
@@ -350,23 +357,23 @@ class _Span:
 
 
 _PIECE = 1 << 13
-"""Words compared at once: so few that they stay in the CPU's cache and need no new memory."""
-_NOWHERE = np.empty(0, np.intp)
+"""Words compared at once: few enough to stay in the CPU's cache and to need no new memory."""
+_NO_INDICES = np.empty(0, np.intp)
 
 
 def _differing(
-    memory: npt.NDArray[np.uint64], at: npt.NDArray[np.intp], noted: npt.NDArray[np.uint64]
+    memory: npt.NDArray[np.uint64], at: npt.NDArray[np.intp], recorded: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.intp]:
-    """Return the indices within `at` whose words in `memory` differ from the `noted` ones."""
+    """Return the indices within `at` whose words in `memory` differ from the `recorded` ones."""
     now = np.empty(min(_PIECE, len(at)), np.uint64)
-    found = []
+    indices = []
     for start in range(0, len(at), _PIECE):
         places = at[start : start + _PIECE]
         piece = memory.take(places, mode="clip", out=now[: len(places)])
-        differ = piece != noted[start : start + _PIECE]
+        differ = piece != recorded[start : start + _PIECE]
         if differ.any():
-            found.append(start + np.flatnonzero(differ))
-    return np.concatenate(found) if found else _NOWHERE
+            indices.append(start + np.flatnonzero(differ))
+    return np.concatenate(indices) if indices else _NO_INDICES
 
 
 @dataclass(frozen=True)
@@ -384,7 +391,7 @@ class _Layout:
 
 _LIST = _Layout(list, (24, 16), 0, 8)
 _SET = _Layout(set, (40, 32, 24, 16), 1, 16)
-"""A hash table of addresses and hashes; the header holds its length minus one. See `_is_known`."""
+"""A hash table of addresses and hashes; the header holds its length minus one. See `_has_layout`."""
 
 
 class _Items:
@@ -395,30 +402,30 @@ class _Items:
 
     def __init__(self, containers: Sequence[Any], layout: _Layout) -> None:
         self._count = len(containers)
-        is_known = containers and _is_known(layout)
-        self._headers = _Words(containers, layout.words) if is_known else None
+        has_layout = containers and _has_layout(layout)
+        self._headers = _Words(containers, layout.words) if has_layout else None
         if self._headers is None:
             return
         starts, lengths = self._headers.values()[:, :2].astype(np.int64).T
         lengths = lengths + layout.length_less
         self._owners = np.repeat(np.arange(self._count), lengths)
         """Index of each item's container."""
-        within = np.arange(len(self._owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        addresses = starts[self._owners] + layout.stride * within
-        self._memory, self._at = _at(addresses.astype(np.uint64))
-        self._noted = self._memory[self._at]
+        positions = np.arange(len(self._owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        addresses = starts[self._owners] + layout.stride * positions
+        self._memory, self._at = _map_words(addresses.astype(np.uint64))
+        self._recorded = self._memory[self._at]
 
     def changed(self) -> list[int]:
         """Return the sorted indices of the containers that may have changed."""
         if self._headers is None:
             return list(range(self._count))
         moved = self._headers.changed()
-        at, noted, owners = self._at, self._noted, self._owners
+        at, recorded, owners = self._at, self._recorded, self._owners
         if moved:
             # A resized container may have moved its items, and their old memory may be unmapped.
             stays = np.isin(owners, moved, invert=True)
-            at, noted, owners = at[stays], noted[stays], owners[stays]
-        differ = owners[_differing(self._memory, at, noted)]
+            at, recorded, owners = at[stays], recorded[stays], owners[stays]
+        differ = owners[_differing(self._memory, at, recorded)]
         return sorted({*moved, *differ.tolist()})
 
 
@@ -444,7 +451,7 @@ class Lengths:
 
     def __init__(self, lists: Sequence[list[Any]]) -> None:
         self._count = len(lists)
-        self._words = _Words(lists, _LIST.words) if lists and _is_known(_LIST) else None
+        self._words = _Words(lists, _LIST.words) if lists and _has_layout(_LIST) else None
 
     def changed(self) -> Sequence[int]:
         """Return the indices of lists that may have changed; with an unknown layout, all indices."""
@@ -464,7 +471,7 @@ def _function_offsets() -> list[int]:
 
 
 @functools.cache
-def _is_known(layout: _Layout) -> bool:
+def _has_layout(layout: _Layout) -> bool:
     """Return True if this interpreter's containers have this layout."""
     items = [object() for _ in range(50)]  # more than a set stores in its own object
     for count in (3, len(items)):
@@ -506,19 +513,19 @@ def _has_versions() -> bool:
         lambda: probe.pop("b"),
         probe.clear,
     ]
-    seen = {version.value}
+    versions = {version.value}
     for change in changes:
         change()
-        seen.add(version.value)
-    return len(seen) == len(changes) + 1
+        versions.add(version.value)
+    return len(versions) == len(changes) + 1
 
 
-def copied(found: dict[Any, Any]) -> dict[Any, Any]:
+def copied(members: dict[Any, Any]) -> dict[Any, Any]:
     """Return a copy of the stored items of a dictionary, without calling methods of a subclass.
 
-    A subclass may compute its items: one of transformers instantiates every activation that it has.
+    A subclass may compute its items: a subclass in transformers instantiates every activation function.
     """
-    return dict(dict.items(found))
+    return dict(dict.items(members))
 
 
 def has_same_members(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
@@ -537,14 +544,14 @@ def _has_same(now: dict[Any, Any], before: dict[Any, Any], key: Any) -> bool:
 
 def _classes() -> list[type]:
     """Return every class of this process."""
-    found: dict[type, None] = {object: None}
-    waiting: list[type] = [object]
-    while waiting:
-        below: list[type] = type.__subclasses__(waiting.pop())
-        new = dict.fromkeys(cls for cls in below if cls not in found)
-        found.update(new)
-        waiting += new
-    return list(found)
+    classes: dict[type, None] = {object: None}
+    queue: list[type] = [object]
+    while queue:
+        subclasses: list[type] = type.__subclasses__(queue.pop())
+        new = dict.fromkeys(cls for cls in subclasses if cls not in classes)
+        classes.update(new)
+        queue += new
+    return list(classes)
 
 
 def members_of(cls: type) -> dict[Any, Any]:
@@ -554,7 +561,7 @@ def members_of(cls: type) -> dict[Any, Any]:
     return members
 
 
-def _named(owner: Any) -> str:
+def _name_of(owner: Any) -> str:
     return owner if isinstance(owner, str) else f"{owner.__module__}.{owner.__qualname__}"
 
 
@@ -563,17 +570,17 @@ def _attributes(value: Any) -> dict[Any, Any] | None:
     if issubclass(type(value), _NOT_INSTANCES):
         return None
     try:
-        found = object.__getattribute__(value, "__dict__")
+        attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return found if type(found) is dict else None
+    return attributes if type(attributes) is dict else None
 
 
-def _of_codecs() -> Iterator[tuple[Any, str]]:
+def _codec_registries() -> Iterator[tuple[Any, str]]:
     """Yield the interpreter's codec registries, which only a search for referrers finds."""
-    for found in gc.get_referrers(encodings.search_function):
-        if type(found) is list and found[0] is encodings.search_function:
-            yield found, "the codecs' search functions"
-    for found in gc.get_referrers(codecs.strict_errors):
-        if type(found) is dict and "strict" in found:
-            yield found, "the codecs' error handlers"
+    for registry in gc.get_referrers(encodings.search_function):
+        if type(registry) is list and registry[0] is encodings.search_function:
+            yield registry, "the codecs' search functions"
+    for registry in gc.get_referrers(codecs.strict_errors):
+        if type(registry) is dict and "strict" in registry:
+            yield registry, "the codecs' error handlers"

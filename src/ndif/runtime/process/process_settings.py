@@ -40,19 +40,19 @@ _ATTEMPTS = 2
 class ProcessSettings:
     """The settings of this process, with their values at the creation of this object."""
 
-    def __init__(self, known: Sequence[ProcessSetting] | None = None) -> None:
-        """Read all settings; a fork may pass the list that its parent has found as `known`."""
-        self.known = settings() if known is None else known
+    def __init__(self, inherited: Sequence[ProcessSetting] | None = None) -> None:
+        """Read all settings; a fork may pass the list of its parent as `inherited`."""
+        self.settings = settings() if inherited is None else inherited
         self._threads = torch.get_num_threads()
         self._before: list[tuple[ProcessSetting, Any]] = []
-        for setting in self.known:
+        for setting in self.settings:
             with contextlib.suppress(Exception):  # torch on this machine may lack the setting
                 self._before.append((setting, setting.read()))
 
     def restore(self) -> str | None:
-        """Stop timers and restore settings; return the name of one that cannot be restored, else None."""
+        """Stop timers and restore settings; return the name of a setting that still differs, or None."""
         _stop_timers()
-        # Always set: a number set in another thread is invisible here, but applies to later threads.
+        # Always set: a number that another thread set is invisible here, but applies to later threads.
         torch.set_num_threads(self._threads)
         changed = self._changed()
         for _ in range(_ATTEMPTS if changed else 0):
@@ -64,7 +64,7 @@ class ProcessSettings:
         return changed[0][0].name if changed else None
 
     def _changed(self) -> list[tuple[ProcessSetting, Any]]:
-        return [each for each in self._before if not each[0].is_unchanged(each[1])]
+        return [pair for pair in self._before if not pair[0].is_unchanged(pair[1])]
 
 
 class ProcessSetting(NamedTuple):
@@ -94,23 +94,23 @@ def settings() -> list[ProcessSetting]:
             getter, setter = (getattr(module, f"{verb}{name}", None) for verb in ("get", "set"))
             if getter is not None:
                 rows.append((f"{module.__name__}.{name}", getter, setter))
-    rows += [*_of_python(), *_of_torch(), *_of_precision(), *_of_numpy()]
+    rows += [*_python_rows(), *_torch_rows(), *_precision_rows(), *_numpy_rows()]
     for device in ("cpu", "cuda"):
         for getter, setter in (
             (torch.is_autocast_enabled, torch.set_autocast_enabled),
             (torch.get_autocast_dtype, torch.set_autocast_dtype),
         ):
-            of_device = functools.partial(getter, device), functools.partial(setter, device)
-            rows.append((f"autocast on {device}", *of_device))
+            accessors = functools.partial(getter, device), functools.partial(setter, device)
+            rows.append((f"autocast on {device}", *accessors))
     for owner, names in _ATTRIBUTES:
         for name in names:
-            reading = functools.partial(getattr, owner, name, None)
-            rows.append((name, reading, functools.partial(setattr, owner, name)))
+            read = functools.partial(getattr, owner, name, None)
+            rows.append((name, read, functools.partial(setattr, owner, name)))
     for name in dir(resource):
         if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE":
             limit = getattr(resource, name)
-            reading = functools.partial(resource.getrlimit, limit)
-            rows.append((name, reading, functools.partial(resource.setrlimit, limit)))
+            read = functools.partial(resource.getrlimit, limit)
+            rows.append((name, read, functools.partial(resource.setrlimit, limit)))
     return [ProcessSetting(*row) for row in rows]
 
 
@@ -128,7 +128,7 @@ _PAIRS: list[tuple[Any, tuple[str, ...]]] = [
     (torch, ("_float32_matmul_precision",)),
     (np, ("errcall", "bufsize")),
 ]
-"""Settings NAME that the functions `getNAME` and `setNAME` of a module read and set."""
+"""Settings NAME of a module, which has functions `getNAME` and `setNAME`."""
 
 _ATTRIBUTES: list[tuple[Any, tuple[str, ...]]] = [
     (sys, ("excepthook", "unraisablehook", "displayhook", "breakpointhook")),
@@ -147,12 +147,12 @@ _ATTRIBUTES: list[tuple[Any, tuple[str, ...]]] = [
 """Settings that are attributes; an attribute that this version of torch lacks reads as None."""
 
 
-def _of_python() -> list[_Row]:
-    found: list[_Row] = [
+def _python_rows() -> list[_Row]:
+    rows: list[_Row] = [
         ("asyncgen hooks", sys.get_asyncgen_hooks, lambda hooks: sys.set_asyncgen_hooks(*hooks)),
         ("garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
         ("gc threshold", gc.get_threshold, lambda limits: gc.set_threshold(*limits)),
-        ("decimal context", lambda: repr(decimal.getcontext()), _restorer_of_decimals()),
+        ("decimal context", lambda: repr(decimal.getcontext()), _decimal_restorer()),
         ("memory tracing", tracemalloc.is_tracing, lambda _: tracemalloc.stop()),
         ("event loop", lambda: id(asyncio._get_running_loop())),
         (
@@ -163,9 +163,9 @@ def _of_python() -> list[_Row]:
         ("warnings", lambda: list(warnings.filters), _set_warnings),
         ("logging", lambda: logging.root.manager.disable, logging.disable),
         ("loggers", _Loggers().read, _set_loggers),
-        _of_list(sys, "path"),
-        _of_list(gc, "callbacks"),
-        ("working directory", _folder, os.chdir),
+        _list_row(sys, "path"),
+        _list_row(gc, "callbacks"),
+        ("working directory", _working_directory, os.chdir),
         ("umask", _umask, os.umask),
         ("environment", lambda: dict(os.environ._data), _set_environment),  # type: ignore[attr-defined]
         (
@@ -180,11 +180,11 @@ def _of_python() -> list[_Row]:
         ),
     ]
     if sys.version_info >= (3, 12):
-        found.append(("monitoring", lambda: [sys.monitoring.get_tool(tool) for tool in range(6)]))
-    return found
+        rows.append(("monitoring", lambda: [sys.monitoring.get_tool(tool) for tool in range(6)]))
+    return rows
 
 
-def _of_list(owner: types.ModuleType, name: str) -> _Row:
+def _list_row(owner: types.ModuleType, name: str) -> _Row:
     items: list[Any] = getattr(owner, name)
 
     def restore(before: list[Any]) -> None:
@@ -194,7 +194,7 @@ def _of_list(owner: types.ModuleType, name: str) -> _Row:
     return f"{owner.__name__}.{name}", lambda: list(getattr(owner, name)), restore
 
 
-def _restorer_of_decimals() -> Callable[[str], None]:
+def _decimal_restorer() -> Callable[[str], None]:
     context = decimal.getcontext().copy()
     return lambda _: decimal.setcontext(context.copy())
 
@@ -215,7 +215,7 @@ class _Loggers:
     """The settings of all loggers; there are hundreds, so they are read again only after a change."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[Any, ...]] = {}
+        self._settings: dict[str, tuple[Any, ...]] = {}
         self._by_name: dict[str, Any] = {}
         self._loggers: list[logging.Logger] = []
         self._dicts: list[dict[str, Any]] = []
@@ -227,13 +227,13 @@ class _Loggers:
         if self._may_have_changed():
             self._read_all()
         for name, logger in self._with_items:
-            if self._found[name] != (now := _logger_settings(logger)):
-                self._found = {**self._found, name: now}
-        return self._found
+            if self._settings[name] != (now := _logger_settings(logger)):
+                self._settings = {**self._settings, name: now}
+        return self._settings
 
     def _may_have_changed(self) -> bool:
         return (
-            not self._found
+            not self._settings
             or logging.root.manager.loggerDict is not self._by_name
             or not all(map(is_, map(vars, self._loggers), self._dicts))
             or bool(self._versions.changed())
@@ -241,23 +241,25 @@ class _Loggers:
         )
 
     def _read_all(self) -> None:
-        self._found = {}  # so that a read that fails is repeated
+        self._settings = {}  # so that a read that fails is repeated
         self._by_name = logging.root.manager.loggerDict
-        known = {"": logging.root, **self._by_name}
-        found = {name: each for name, each in known.items() if isinstance(each, logging.Logger)}
-        settings = {name: _logger_settings(each) for name, each in known.items()}
-        self._loggers = [*found.values()]
+        entries = {"": logging.root, **self._by_name}
+        loggers = {
+            name: entry for name, entry in entries.items() if isinstance(entry, logging.Logger)
+        }
+        values = {name: _logger_settings(entry) for name, entry in entries.items()}
+        self._loggers = [*loggers.values()]
         self._dicts = [*map(vars, self._loggers)]
         self._versions = DictVersions([self._by_name, *self._dicts])
-        # Another list in place of one of these would show in its logger's version.
+        # If another list replaces a list here, its logger's version changes.
         self._lists = Lengths(
-            [items for each in self._loggers for items in (each.handlers, each.filters)]
+            [items for logger in self._loggers for items in (logger.handlers, logger.filters)]
         )
         # Loggers with items are compared on each read; an empty list can only change by growing.
         self._with_items = [
-            (name, each) for name, each in found.items() if each.handlers or each.filters
+            (name, logger) for name, logger in loggers.items() if logger.handlers or logger.filters
         ]
-        self._found = settings
+        self._settings = values
 
 
 def _logger_settings(logger: logging.Logger | logging.PlaceHolder) -> tuple[Any, ...]:
@@ -269,28 +271,28 @@ def _logger_settings(logger: logging.Logger | logging.PlaceHolder) -> tuple[Any,
         logger.propagate,
         logger.disabled,
         logger.parent,
-        [(each, each.level, each.formatter) for each in logger.handlers],
+        [(handler, handler.level, handler.formatter) for handler in logger.handlers],
         list(logger.filters),
     )
 
 
 def _set_loggers(before: dict[str, tuple[Any, ...]]) -> None:
-    """Restore all loggers, and remove new ones except those of newly loaded libraries."""
+    """Restore all loggers, and remove new ones, except loggers of newly loaded libraries."""
     by_name = logging.root.manager.loggerDict
     for name, now in [*by_name.items()]:
-        known = before.get(name, (None,))[0]
-        if isinstance(known, logging.Logger) or now is known:
+        earlier = before.get(name, (None,))[0]
+        if isinstance(earlier, logging.Logger) or now is earlier:
             continue
         if is_of_a_library(sys.modules.get(name)):
             before[name] = _logger_settings(now)
-        elif known is None:
+        elif earlier is None:
             del by_name[name]
-    for name, (logger, *settings) in before.items():
+    for name, (logger, *values) in before.items():
         if name:
             by_name[name] = logger
-        if not settings:
+        if not values:
             continue
-        level, logger.propagate, logger.disabled, logger.parent, handlers, filters = settings
+        level, logger.propagate, logger.disabled, logger.parent, handlers, filters = values
         logger.setLevel(level)
         logger.handlers[:] = [handler for handler, _, _ in handlers]
         for handler, own_level, formatter in handlers:
@@ -298,7 +300,7 @@ def _set_loggers(before: dict[str, tuple[Any, ...]]) -> None:
         logger.filters[:] = filters
 
 
-def _folder() -> str | None:
+def _working_directory() -> str | None:
     with contextlib.suppress(OSError):
         return os.getcwd()  # noqa: PTH109 - the name alone
     return None
@@ -336,19 +338,19 @@ def _set_hooks(before: list[dict[int, Any]]) -> None:
         hooks.update(earlier)
 
 
-def _of_torch() -> list[_Row]:
+def _torch_rows() -> list[_Row]:
     attention, mha = torch.backends.cuda, torch.backends.mha
     printing = vars(torch._tensor_str.PRINT_OPTS)
     return [
         ("printing of torch", lambda: dict(printing), printing.update),
         ("hooks of all modules", lambda: [dict(hooks) for hooks in _HOOKS], _set_hooks),
-        *_of_functions(),
+        *_function_rows(),
         # Before the function modes: the default device is one of them.
         ("default device", _default_device, _set_default_device),
         ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
         ("inference mode", torch.is_inference_mode_enabled),
-        ("function modes", lambda: [id(each) for each in _get_current_function_mode_stack()]),
-        ("dispatch modes", lambda: [id(each) for each in _get_current_dispatch_mode_stack()]),
+        ("function modes", lambda: [id(mode) for mode in _get_current_function_mode_stack()]),
+        ("dispatch modes", lambda: [id(mode) for mode in _get_current_dispatch_mode_stack()]),
         ("functorch", torch._C._functorch.peek_interpreter_stack),
         ("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
         (
@@ -377,28 +379,28 @@ def _of_torch() -> list[_Row]:
     ]
 
 
-def _of_functions() -> list[_Row]:
+def _function_rows() -> list[_Row]:
     """Return the settings for functions that transformers replaces while it builds a model."""
     functions = {
         name: value
         for name, value in vars(torch.nn.init).items()
         if isinstance(value, types.FunctionType)
     }
-    found = [
+    places = [
         (module, name)
-        for of_module, module in sys.modules.items()
-        if of_module.startswith("torch.nn.")
+        for module_name, module in sys.modules.items()
+        if module_name.startswith("torch.nn.")
         for name, value in functions.items()
         if vars(module).get(name) is value
     ]
-    rows = [_of_attributes("functions that initialize weights", [*found, (torch, "linspace")])]
+    rows = [_attributes_row("functions that initialize weights", [*places, (torch, "linspace")])]
     if (modeling := sys.modules.get("transformers.modeling_utils")) is not None:
         methods = [(modeling.PreTrainedModel, name) for name in ("init_weights", "tie_weights")]
-        rows.append(_of_attributes("functions that build models", methods))
+        rows.append(_attributes_row("functions that build models", methods))
     return rows
 
 
-def _of_attributes(title: str, places: list[tuple[Any, str]]) -> _Row:
+def _attributes_row(title: str, places: list[tuple[Any, str]]) -> _Row:
     def restore(before: list[Any]) -> None:
         for (owner, name), value in zip(places, before, strict=True):
             setattr(owner, name, value)
@@ -416,19 +418,19 @@ def _set_default_device(context: Any) -> None:
         del torch._GLOBAL_DEVICE_CONTEXT.device_context
 
 
-def _of_precision() -> list[_Row]:
+def _precision_rows() -> list[_Row]:
     """Return torch's float32 precision by backend and operation; [] in older versions without it."""
     if not hasattr(torch._C, "_get_fp32_precision_getter"):
         return []
     read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-    of_backends = [
+    pairs = [
         (backend, operation)
         for backend in ("cuda", "mkldnn")
         for operation in ("all", "matmul", "conv", "rnn")
     ]
     return [
-        (f"precision of {each}", functools.partial(read, *each), functools.partial(write, *each))
-        for each in (("generic", "all"), *of_backends)
+        (f"precision of {pair}", functools.partial(read, *pair), functools.partial(write, *pair))
+        for pair in (("generic", "all"), *pairs)
     ]
 
 
@@ -436,7 +438,7 @@ def _flushes_denormal() -> bool:
     return bool(torch.tensor([1e-310], dtype=torch.float64).mul(1.0).item() == 0)
 
 
-def _of_numpy() -> list[_Row]:
+def _numpy_rows() -> list[_Row]:
     return [
         ("errors of numpy", np.geterr, lambda before: np.seterr(**before)),
         ("printing of numpy", np.get_printoptions, _set_printing),

@@ -54,21 +54,23 @@ def _entries(pagemap: int, start: int, end: int) -> npt.NDArray[np.uint64]:
     return np.frombuffer(os.pread(pagemap, size, start // mmap.PAGESIZE * 8), np.uint64)
 
 
-def _are(found: npt.NDArray[np.uint64], expected: int, mask: int) -> npt.NDArray[np.bool_]:
+def _match(entries: npt.NDArray[np.uint64], expected: int, mask: int) -> npt.NDArray[np.bool_]:
     """Return a mask of the entries whose bits within `mask` are the `expected` ones."""
-    matching: npt.NDArray[np.bool_] = (found & np.uint64(mask)) == np.uint64(expected)
+    matching: npt.NDArray[np.bool_] = (entries & np.uint64(mask)) == np.uint64(expected)
     return matching
 
 
 def exclusive(pid: int) -> array.array[int]:
     """Return the private memory of `pid`, a fork of this process, as addresses and lengths."""
-    own = (each for each in mappings() if each.access[:2] == "rw" and each.path[:2] != "[v")
+    own = (
+        mapping for mapping in mappings() if mapping.access[:2] == "rw" and mapping.path[:2] != "[v"
+    )
     return _pages(pid, own, _PRESENT | _EXCLUSIVE, _PRESENT | _OF_A_FILE | _EXCLUSIVE)
 
 
-def found(pid: int) -> array.array[int]:
+def read_pages(pid: int) -> array.array[int]:
     """Return the pages of files that `pid`, a fork of this process, has read, as addresses and lengths."""
-    files = (each for each in mappings() if each.inode and each.access.startswith("r"))
+    files = (mapping for mapping in mappings() if mapping.inode and mapping.access.startswith("r"))
     return _pages(pid, files, _PRESENT | _OF_A_FILE, _PRESENT | _OF_A_FILE)
 
 
@@ -77,12 +79,16 @@ def written(mapping: Mapping) -> array.array[int]:
     return _pages("self", [mapping], _PRESENT, _PRESENT | _OF_A_FILE)
 
 
-def _pages(pid: int | str, of: Iterable[Mapping], expected: int, mask: int) -> array.array[int]:
+def _pages(
+    pid: int | str, regions: Iterable[Mapping], expected: int, mask: int
+) -> array.array[int]:
     """Return addresses and lengths of the pages whose entry bits within `mask` are the `expected` ones."""
     ranges = array.array("Q")
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
-        for mapping in of:
-            matching = _are(_entries(pagemap.fileno(), mapping.start, mapping.end), expected, mask)
+        for mapping in regions:
+            matching = _match(
+                _entries(pagemap.fileno(), mapping.start, mapping.end), expected, mask
+            )
             for page in matching.nonzero()[0].tolist():
                 address = mapping.start + page * mmap.PAGESIZE
                 if ranges and ranges[-2] + ranges[-1] == address:
@@ -134,9 +140,9 @@ class ProcFiles:
         """
         parts = [np.empty(0, np.bool_)]
         for at in range(start, end, _BYTES_PER_READ):
-            found = _entries(self.pagemap, at, min(at + _BYTES_PER_READ, end))
-            own = _are(found, _PRESENT | _EXCLUSIVE, _PRESENT | _OF_A_FILE | _EXCLUSIVE)
-            parts.append(own | _are(found, _SWAPPED, _SWAPPED))
+            entries = _entries(self.pagemap, at, min(at + _BYTES_PER_READ, end))
+            own = _match(entries, _PRESENT | _EXCLUSIVE, _PRESENT | _OF_A_FILE | _EXCLUSIVE)
+            parts.append(own | _match(entries, _SWAPPED, _SWAPPED))
         return np.concatenate(parts)
 
     def reset_peak(self) -> None:
@@ -156,7 +162,7 @@ class ProcFiles:
         return [int(field) for field in os.pread(self.statm, 200, 0).split()]
 
     def threads(self) -> int:
-        """Return the number of this process's threads, including those of native libraries."""
+        """Return the number of this process's threads, including threads of native libraries."""
         os.lseek(self.tasks, 0, os.SEEK_SET)
         return sum(name.isdigit() for name in os.listdir(self.tasks))  # noqa: PTH208
 

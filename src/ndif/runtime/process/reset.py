@@ -3,9 +3,9 @@
 After a reset the process shows no more of an earlier request than a new process does. State that is simple
 to restore is restored: settings of torch and numpy, the model's hooks, modules that the request brought.
 Any other change is only detected: the process ends, and the next request gets a new one. Random generators
-of torch and numpy need neither, because each request begins with a new seed.
+of torch and numpy are neither restored nor checked, because each request begins with a new seed.
 
-The reset is no boundary between users: a process serves one user only.
+The reset is not a boundary between users: a process serves one user only.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Reset:
         isolation: Isolation,
         proc_files: ProcFiles,
     ) -> None:
-        assert isolation.namespaces is not None  # noqa: S101 - the zygote made them for this
+        assert isolation.namespaces is not None  # noqa: S101 - the zygote creates them for a reset
         self.proc_files = proc_files
         self._generation = generation
         self._driver = driver
@@ -81,8 +81,8 @@ class Reset:
         self._exit_functions = atexit._ncallbacks()
         self._model = self._isolation.model_state or ModuleTreeState(self._generation.model)
         # The weight owner verifies weights on devices.
-        own = self._generation.model._module if self._driver is None else torch.nn.Module()
-        self._weights = WeightsMemory(own, self.proc_files)
+        module = self._generation.model._module if self._driver is None else torch.nn.Module()
+        self._weights = WeightsMemory(module, self.proc_files)
         self._threads = self.proc_files.threads()
         self._data = self.proc_files.data_bytes()
         self._anonymous = self.proc_files.anonymous_bytes()
@@ -93,7 +93,8 @@ class Reset:
     def __call__(self, header: Mapping[str, Any], *, rested: bool) -> None:
         """Remove everything that a request left; raise ResetError if something cannot be removed.
 
-        If the process `rested` before the request, it is expected to rest again and returns free memory.
+        If the process `rested` (was idle) before the request, it will probably rest again, so it returns
+        free memory.
         """
         if header["env"].get("peft"):
             raise ResetError("an adapter was put on the model")
@@ -137,32 +138,32 @@ class Reset:
 
     def _restore_namespaces(self) -> bool:
         """Restore modules and classes; return True if the request loaded libraries of the server."""
-        spaces = self._namespaces
-        loaded = spaces.restore_modules(is_of_a_library)
+        namespaces = self._namespaces
+        loaded = namespaces.restore_modules(is_of_a_library)
         if loaded and not self._guarded:
-            # The module's own changes cannot be distinguished from the request's.
+            # The changes by the module cannot be distinguished from the changes by the request.
             raise ResetError(f"the module {loaded} was loaded")
-        if (function := spaces.patched()) is not None:
+        if (function := namespaces.patched()) is not None:
             raise ResetError(f"the function {function} was changed")
-        changes = spaces.changes()
+        changes = namespaces.changes()
         for change in [] if self._guarded else changes:
             is_note = change.members is not None and _INTERPRETER_NOTES.issuperset(change.keys())
             if not is_note and not change.name.endswith(_COUNTERS):
                 raise ResetError(f"{change} was changed")
         if loaded:
             # Under the policy only libraries change libraries: when they are loaded or first used.
-            spaces.adopt(changes)
+            namespaces.adopt(changes)
         else:
             for change in changes:
                 change.restore()
-        spaces.settle()
+        namespaces.settle()
         return bool(loaded)
 
     def _check_objects(self, *, loaded: bool) -> None:
-        """Raise ResetError if an object of the request is alive, whatever refers to it."""
+        """Raise ResetError if an object of the request is alive, for any reason."""
         gc.collect()
-        for found in gc.get_objects():
-            if (name := _name_of_request_object(found, loaded=loaded)) is not None:
+        for obj in gc.get_objects():
+            if (name := _name_of_request_object(obj, loaded=loaded)) is not None:
                 raise ResetError(f"{name} is still alive")
         gc.freeze()
 
@@ -179,12 +180,12 @@ class Reset:
 def _descriptors() -> dict[int, tuple[int, ...]]:
     """Return the identity, mode and blocking flag of the file behind each open descriptor."""
     closed = {fd for fd, events in _DESCRIPTORS.poll(0) if events & select.POLLNVAL}
-    found: dict[int, tuple[int, ...]] = {}
+    descriptors: dict[int, tuple[int, ...]] = {}
     for fd in range(_MAX_DESCRIPTORS):
         if fd not in closed:
-            facts = os.fstat(fd)
-            found[fd] = (facts.st_dev, facts.st_ino, facts.st_mode, os.get_blocking(fd))
-    return found
+            status = os.fstat(fd)
+            descriptors[fd] = (status.st_dev, status.st_ino, status.st_mode, os.get_blocking(fd))
+    return descriptors
 
 
 _MAX_DESCRIPTORS = 256
@@ -203,17 +204,19 @@ def _start_threads(model: Any) -> None:
         model.tokenizer(["one", "two"])
 
 
-def _name_of_request_object(found: Any, *, loaded: bool) -> str | None:
-    """Return the name of an object that only a request can have created, not a library that it `loaded`."""
-    kind = type(found)
+def _name_of_request_object(obj: Any, *, loaded: bool) -> str | None:
+    """Return the object's name if only a request can have created the object, else None.
+
+    With `loaded`, the request has loaded libraries of the server, whose functions and classes are
+    permitted.
+    """
+    kind = type(obj)
     if kind is types.FunctionType:
-        file = found.__code__.co_filename
+        file = obj.__code__.co_filename
         if not file.startswith(FOLDERS) and not (loaded and file.startswith("<")):
-            return f"the function {found.__qualname__}"
-    if issubclass(kind, type) and not (
-        loaded and is_of_a_library(sys.modules.get(found.__module__))
-    ):
-        return f"the class {found.__qualname__}"
+            return f"the function {obj.__qualname__}"
+    if issubclass(kind, type) and not (loaded and is_of_a_library(sys.modules.get(obj.__module__))):
+        return f"the class {obj.__qualname__}"
     if issubclass(kind, torch.Tensor):
         return "a tensor"
     if kind in _RUNNING:

@@ -95,7 +95,7 @@ class _LogStream(io.TextIOBase):
         for line in lines:
             self._send(line)
         if "\r" in self._line:
-            self._line = "\r" + _shown(self._line)
+            self._line = "\r" + _visible_part(self._line)
             now = time.monotonic()
             if now - self._redrawn >= self._REDRAWN_S and self._line.strip():
                 self._redrawn = now
@@ -110,8 +110,8 @@ class _LogStream(io.TextIOBase):
 
     def _send(self, line: str) -> None:
         if "\r" in line:
-            line = _shown(line)
-            if line == _shown(self._last):
+            line = _visible_part(line)
+            if line == _visible_part(self._last):
                 return
         if not line.strip():
             return
@@ -120,8 +120,8 @@ class _LogStream(io.TextIOBase):
             self._channel.send(Signal.LOG, text[start : start + MAX_TEXT])
 
 
-def _shown(line: str) -> str:
-    """Return the part of a line with carriage returns that a terminal shows: the last one."""
+def _visible_part(line: str) -> str:
+    """Return the part of a line with carriage returns that a terminal shows: the last part with text."""
     return next(filter(str.strip, reversed(line.split("\r"))), "")
 
 
@@ -280,7 +280,7 @@ class Runner:
         except Exception as error:
             reason = explain(error, None, "")
             self._fail(
-                f"The block ran, but what it saved could not be sent: {reason}\n"
+                f"The block ran, but its saved values could not be sent: {reason}\n"
                 "Save tensors, numbers, text, or lists and dicts of them.",
                 moments,
             )
@@ -303,14 +303,16 @@ class Runner:
             moments.append(_now())
             # Printed text cannot be attributed to one of the requests.
             if not printed.getvalue():
-                answers = [self._answer(each, run) for each, run in zip(saves, runs, strict=True)]
+                answers = [self._answer(saved, run) for saved, run in zip(saves, runs, strict=True)]
         except DeviceError:
             raise
         except Exception:
-            answers = [(None, b"")] * len(runs)  # rerun individually, each reports its own error
+            answers = [(None, b"")] * len(
+                runs
+            )  # each request, rerun individually, reports its own error
         report = _report(self._peak_bytes(), moments)
         self._channel.send(
-            SharedRunResults(tuple(each for each, _ in answers), report),
+            SharedRunResults(tuple(answer for answer, _ in answers), report),
             b"".join(content for _, content in answers),
         )
 
@@ -377,7 +379,7 @@ class Runner:
         self._channel.send(Spilled(report()))
 
     def _write(self, result: Result, fd: int, run: Run) -> None:
-        """Write a result in its client's form; compress it only if it compresses well and travels far."""
+        """Write a result in its client's form; compress it if it shrinks well and the client is far."""
         if not run.compressed:
             result.write(fd)
         elif run.nearby or not result.compresses():
@@ -396,8 +398,8 @@ class Runner:
             if str(error) not in text:
                 text += f"\n{error}"
             text += (
-                "\nThe GPU's state in the process that ran your block is lost, and the process with it. "
-                "Later requests have another."
+                "\nThe GPU's state in the process that ran your block is lost, and the process ends. Later "
+                "requests run in a new process."
             )
         body = text.encode(errors="replace")[:MAX_TEXT]
         self._channel.send(Error(report, lost is not None), body)
@@ -452,14 +454,14 @@ def _memory_hint(error: BlockError) -> str:
     """Return a sentence on how to save memory if a block ran out of it, else ""."""
     if not any(message in error.traceback for message in _MEMORY_MESSAGES):
         return ""
-    less = "A smaller batch and shorter prompts take less memory."
+    advice = "A smaller batch and shorter prompts take less memory."
     cause = error.__cause__
     if cause is not None and _has_gradients(cause):
         return (
-            "\nGradients were on, and what they need was kept in memory. If you need none, write "
-            f"`with torch.no_grad():` around the trace's work. {less}"
+            "\nGradients were on, and the values for them were kept in memory. If you need no gradients, "
+            f"write `with torch.no_grad():` around the trace's work. {advice}"
         )
-    return f"\n{less}"
+    return f"\n{advice}"
 
 
 def _has_gradients(error: BaseException) -> bool:
@@ -476,7 +478,7 @@ def _decompress(payload: bytes, max_bytes: int) -> bytes:
         size = zstandard.get_frame_parameters(payload).content_size
         if size == zstandard.CONTENTSIZE_UNKNOWN:
             raise PayloadError(
-                "The request is zstd data that does not say its size, which no nnsight client sends."
+                "The request is zstd data that does not state its size, but every nnsight client states it."
             )
         if size > max_bytes:
             raise PayloadError(
@@ -488,5 +490,5 @@ def _decompress(payload: bytes, max_bytes: int) -> bytes:
     except zstandard.ZstdError as error:
         raise PayloadError(
             f"The request is not whole zstd data ({error}): it was truncated or damaged on its way, "
-            "or its sender says it is compressed when it is not."
+            "or its sender marked uncompressed data as compressed."
         ) from error

@@ -2,7 +2,8 @@
 
 The first request of a process imports modules, builds kernels and maps memory; a warm-up request in the
 zygote does all that for its forks. A forward pass alone does not warm up nnsight's unpickling, compiling
-and interleaving, nor torch's writing of a result. These cost a fresh process as much again.
+and interleaving, nor torch's writing of a result. These steps cost a fresh process as much again as the
+pass.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def warm_up(model: Any) -> None:
 
 
 def warm_up_on_device(model: Any) -> None:
-    """Run a few tokens after the start of CUDA, so that it loads its lazy libraries.
+    """Run a few tokens after the start of CUDA, so that CUDA loads its lazy libraries.
 
     Errors of a model that needs other inputs are ignored; errors of the device are raised.
     """

@@ -72,7 +72,7 @@ def owner_shares(max_memory: Mapping[int, int] | None) -> dict[int, int]:
 def runner_shares(
     max_memory: Mapping[int, int] | None, weights: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return the bytes that a runner may allocate on each device, beside the mapped weights."""
+    """Return the bytes that a runner may allocate on each device, in addition to the mapped weights."""
     return {
         device: max(0, size - weights.get(device, 0)) + _OVERHEAD_BYTES
         for device, size in (max_memory or {}).items()
@@ -203,19 +203,19 @@ class WeightOwner:
     def _sources(self) -> list[Source]:
         """Return the sources of unchanged weights, fastest first."""
         cached = [] if self._cache is None else [self._read_cache]
-        return [*cached, from_safetensors(self._folder), self._load_again]
+        return [*cached, from_safetensors(self._folder), self._reload]
 
     def _read_cache(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        assert self._cache is not None  # noqa: S101 - a source only as long as there is one
+        assert self._cache is not None  # noqa: S101 - used as a source only while a cache exists
         tensors = self._cache.weights.tensors(self._cache.fd)
         return {name: tensors[name] for name in names}
 
-    def _load_again(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    def _reload(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         report_progress(None)
-        again = create_generation(self._spec.generation)
+        generation = create_generation(self._spec.generation)
         spec = replace(self._spec, device="cpu")
-        read_confined(spec, lambda: again.load(spec), driver=self._driver.files_to_load())
-        tensors = collect(again.model._module)
+        read_confined(spec, lambda: generation.load(spec), driver=self._driver.files_to_load())
+        tensors = collect(generation.model._module)
         return {name: tensors[name] for name in names}
 
     def _move_to_cache(self) -> None:
@@ -315,11 +315,11 @@ class WeightOwnerClient:
         self._node_spec, self._spec = spec, self._driver.select(spec)
         connection, owner_end = socket.socketpair()
 
-        def own() -> None:
+        def run() -> None:
             connection.close()
-            self._own(FrameChannel(owner_end), keep_cache=keep_cache)
+            self._run_owner(FrameChannel(owner_end), keep_cache=keep_cache)
 
-        self.owner = self._fork(own)
+        self.owner = self._fork(run)
         owner_end.close()
         # The socket stays open: the owner ends when it is closed.
         self._channel = FrameChannel(connection)
@@ -340,7 +340,7 @@ class WeightOwnerClient:
                     export: ModelExport = pickle.loads(body)  # noqa: S301 - a fork of this process sent it
                     return export
 
-    def _own(self, channel: FrameChannel, *, keep_cache: bool) -> None:
+    def _run_owner(self, channel: FrameChannel, *, keep_cache: bool) -> None:
         """Run the owner until the zygote ends or the weights are cached; report failures to the zygote."""
         start_threads(self._spec.threads)
         report_progress(channel)
@@ -361,7 +361,7 @@ class WeightOwnerClient:
 
 
 def _can_keep_cache() -> bool:
-    """Return True if the machine has memory for a cache that is not needed now but saves a later copy."""
+    """Return True if the machine has memory to keep a cache, which saves a later copy."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     return available > total * _RESERVED_FRACTION

@@ -79,9 +79,9 @@ def main(fd: int, driver: Cuda | None = None) -> None:
     except Exception as error:
         traceback.print_exc()
         remove_code()
-        is_said = isinstance(error, UserFacingError)
-        why = sentence(error) if is_said else explain_unavailable(spec, error)
-        control.send(Signal.FAILED, why.encode())
+        is_explained = isinstance(error, UserFacingError)
+        reason = sentence(error) if is_explained else explain_unavailable(spec, error)
+        control.send(Signal.FAILED, reason.encode())
         return
     zygote.serve()
 
@@ -154,7 +154,7 @@ class Zygote:
         self._spare = settle()
 
     def _rehearse(self) -> None:
-        """Start a rehearsal to find the pages that runners need; until then they prefetch the weights."""
+        """Start a rehearsal to find the pages that runners need; until then, they prefetch the weights."""
         from ndif.runtime.process.forking import ForkPages, Rehearsal
         from ndif.runtime.process.warmup_request import start_threads
 
@@ -172,7 +172,7 @@ class Zygote:
 
         self._rehearsal = Rehearsal(run_as_runner)
 
-    def _note_pages(self, rehearsal: Rehearsal) -> None:
+    def _record_pages(self, rehearsal: Rehearsal) -> None:
         self._rehearsal = None
         self._pages = rehearsal.pages(but=self._spare).with_all_of(self._weights)
 
@@ -210,8 +210,8 @@ class Zygote:
     def _describe(self) -> bytes:
         from ndif.runtime.structure import structure_or_none
 
-        found = structure_or_none(self._generation.model._module, self._spec.files)
-        return b"" if found is None else json.dumps(found).encode()
+        structure = structure_or_none(self._generation.model._module, self._spec.files)
+        return b"" if structure is None else json.dumps(structure).encode()
 
     def _load_in_owner(self, driver: Cuda) -> Ready:
         """Load the weights in a weight owner, and build the model without weights here."""
@@ -228,8 +228,8 @@ class Zygote:
         report_progress(None)
         read_confined(self._spec, lambda: self._read_without_weights(owned.placement))
         check(self._generation.model._module, owned.weights.names)
-        if reached := driver.find_early_start():
-            raise RuntimeError(reached)
+        if early_start := driver.find_early_start():
+            raise RuntimeError(early_start)
         return Ready(owned.model, owned.load_s, loaded_at, exposed=True)
 
     def serve(self) -> NoReturn:
@@ -246,18 +246,18 @@ class Zygote:
             if rehearsal is not None:
                 channels.append(rehearsal.socket)
             ready = wait(channels)
-            # Handled first: an owner's last message must be passed on before its end ends this process.
+            # Handled first: an owner's last message must reach the host before its end ends this process.
             if owner is not None and owner.channel in ready:
-                self._pass_on(owner)
+                self._relay_answer(owner)
             if rehearsal is not None and rehearsal.socket in ready:
-                self._note_pages(rehearsal)
+                self._record_pages(rehearsal)
             if wake in ready:
                 wake.recv(4096)
                 self._reap()
             if self._control.socket in ready:
-                self._obey(owner)
+                self._handle_order(owner)
 
-    def _obey(self, owner: WeightOwnerClient | None) -> None:
+    def _handle_order(self, owner: WeightOwnerClient | None) -> None:
         try:
             order, _, fds = self._control.receive()
         except (EOFError, ConnectionError):
@@ -280,7 +280,7 @@ class Zygote:
                     self._control.send(Signal.FAILED, sentence(error).encode())
                     self._end(1)
 
-    def _pass_on(self, owner: WeightOwnerClient) -> None:
+    def _relay_answer(self, owner: WeightOwnerClient) -> None:
         try:
             message, body = owner.answer()
         except (EOFError, OSError):
@@ -307,7 +307,7 @@ class Zygote:
     def _fork(self, runner: str, fd: int, *, fresh: bool, reused: bool) -> None:
         with self._first_to_be_killed or contextlib.nullcontext():
             pid = self._fork_child(
-                lambda: self._run_fresh(fd, reused=reused) if fresh else self._run_kept(fd)
+                lambda: self._run_untrusted(fd, reused=reused) if fresh else self._run_trusted(fd)
             )
         os.close(fd)
         self._runners[pid] = runner
@@ -316,15 +316,15 @@ class Zygote:
     def _fork_child(self, run: Callable[[], None]) -> int:
         """Fork a child that closes the channel to the host; return its process id."""
 
-        def run_apart() -> None:
+        def run_child() -> None:
             self._control.socket.close()
             if self._rehearsal is not None:
                 self._rehearsal.socket.close()
             run()
 
-        return fork(run_apart)
+        return fork(run_child)
 
-    def _run_kept(self, fd: int) -> None:
+    def _run_trusted(self, fd: int) -> None:
         """Run the process of a trusted runner, which serves requests in sequence."""
         from ndif.runtime.process.model_reset import ModelReset
         from ndif.runtime.process.runner import Runner
@@ -338,7 +338,7 @@ class Zygote:
         warm_up(self._generation.model)
         runner.serve(ModelReset(self._generation, self._driver))
 
-    def _run_fresh(self, fd: int, *, reused: bool) -> None:
+    def _run_untrusted(self, fd: int, *, reused: bool) -> None:
         """Run the process of an untrusted runner: confine it before it reads a request, then serve.
 
         With `reused`, it serves the requests of one key, else one request.
@@ -347,7 +347,7 @@ class Zygote:
         from ndif.runtime.process.runner import Runner
 
         isolation, owner = self._isolation, self._weight_owner
-        assert isolation is not None  # noqa: S101 - only specs with it have fresh runners
+        assert isolation is not None  # noqa: S101 - fresh runners exist only with isolation
         if self._pages is not None:
             self._pages.fetch()
         if owner is not None:
@@ -373,7 +373,7 @@ class Zygote:
             runner.serve_one_user(Reset(self._generation, self._driver, isolation, proc_files))
 
     def _start_driver(self, owner: WeightOwnerClient, isolation: Isolation) -> None:
-        """Start the driver and run a warm-up request while this runner may still open files for them.
+        """Start the driver and run a warm-up request while this runner may still open files.
 
         With weights on the CPU, the zygote has run the warm-up request for all its forks.
         """

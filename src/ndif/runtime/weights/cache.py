@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _KIND = "models--"
 _ADVICE = (
-    "`ndif cache list` shows what the cache of models holds, and `ndif cache prune --to SIZE` deletes what "
-    "nothing uses. Or set HF_HOME to a folder on a larger disk."
+    "`ndif cache list` shows the cached models, and `ndif cache prune --to SIZE` deletes unused ones. "
+    "Or set HF_HOME to a folder on a larger disk."
 )
 
 
 class NoSpaceError(UserFacingError):
-    """There is too little space for a model; the message says why."""
+    """There is too little space for a model; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CachedRepository:
     last_used: float
     revisions: tuple[str, ...] = ()
     in_use: bool = False
-    """True if a process downloads it, or has it loaded."""
+    """True if a process downloads the repository, or has it loaded."""
     coming_bytes: int = 0
     """Bytes that a running download will still add."""
 
@@ -73,107 +73,113 @@ class CacheState:
     @property
     def total_bytes(self) -> int:
         """Return the size of all repositories."""
-        return sum(each.size_bytes for each in self.repositories)
+        return sum(repository.size_bytes for repository in self.repositories)
 
-    def may_go(self, one: CachedRepository) -> bool:
+    def may_go(self, repository: CachedRepository) -> bool:
         """Return True if a repository may be deleted."""
-        return not one.in_use and one.name.lower() not in self.protected
+        return not repository.in_use and repository.name.lower() not in self.protected
 
     def oldest(self, size_bytes: int) -> list[CachedRepository]:
-        """Return the least recently used deletable repositories with these bytes; all if they have less."""
+        """Return the least recently used deletable repositories that together have `size_bytes`, or all."""
         chosen: list[CachedRepository] = []
-        for each in sorted(filter(self.may_go, self.repositories), key=lambda one: one.last_used):
-            if sum(one.size_bytes for one in chosen) >= size_bytes:
+        for repository in sorted(
+            filter(self.may_go, self.repositories), key=lambda repo: repo.last_used
+        ):
+            if sum(repo.size_bytes for repo in chosen) >= size_bytes:
                 break
-            chosen.append(each)
+            chosen.append(repository)
         return chosen
 
     def to_fit(self, name: str, missing: int) -> list[CachedRepository]:
-        """Return the repositories to delete before one grows by `missing` bytes, or raise NoSpaceError."""
-        others = tuple(each for each in self.repositories if each.name != name)
-        coming = sum(each.coming_bytes for each in others)
+        """Return repositories to delete before `name` grows by `missing` bytes, or raise NoSpaceError."""
+        others = tuple(repository for repository in self.repositories if repository.name != name)
+        coming = sum(repository.coming_bytes for repository in others)
         free = max(0, self.free_bytes - coming)
-        over, chosen = missing - free, list[CachedRepository]()
+        excess, chosen = missing - free, list[CachedRepository]()
         if self.limit_bytes is not None:
-            over = max(over, self.total_bytes + coming + missing - self.limit_bytes)
-            chosen = replace(self, repositories=others).oldest(over)
-        freed = sum(each.size_bytes for each in chosen)
-        if freed >= over:
+            excess = max(excess, self.total_bytes + coming + missing - self.limit_bytes)
+            chosen = replace(self, repositories=others).oldest(excess)
+        freed = sum(repository.size_bytes for repository in chosen)
+        if freed >= excess:
             return chosen
-        why = f"{format_size(free)} are free on this machine's disk ({self.folder})"
+        reason = f"{format_size(free)} are free on this machine's disk ({self.folder})"
         if freed:
-            why += f", and its cache has {format_size(freed)} that nothing uses"
+            reason += f", and its cache has {format_size(freed)} of unused models"
         if self.limit_bytes is not None and missing <= free + freed:
-            stay = format_size(self.total_bytes + coming - freed)
-            why = (
+            kept = format_size(self.total_bytes + coming - freed)
+            reason = (
                 f"the cache of models may have {format_size(self.limit_bytes)} (NDIF_CACHE_BYTES), of "
-                f"which {stay} are deployed, booked or in use"
+                f"which {kept} are deployed, booked or in use"
             )
-        raise NoSpaceError(f"{name!r} needs {format_size(missing)}, and {why}. {_ADVICE}")
+        raise NoSpaceError(f"{name!r} needs {format_size(missing)}, and {reason}. {_ADVICE}")
 
 
 def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
-    """Delete repositories until there is room for `missing` bytes of one; return the deleted names.
+    """Delete repositories until `missing` bytes of `name` fit; return the deleted names.
 
     The bytes stay reserved until `note_coming(name, None)`, or until the mark's lock is released.
 
     Raises:
-        NoSpaceError: If there is not enough room.
+        NoSpaceError: If not enough bytes can be freed.
     """
     with deciding():
         delete_parts()
         state = scan(rules)
-        here, coming = next(
+        size, coming = next(
             (
-                (each.size_bytes, each.coming_bytes)
-                for each in state.repositories
-                if each.name == name
+                (repository.size_bytes, repository.coming_bytes)
+                for repository in state.repositories
+                if repository.name == name
             ),
             (0, 0),
         )
         if coming:  # another process downloads the same files
             missing = min(missing, coming)
-        deleted = [each.name for each in state.to_fit(name, missing) if delete(each.name)]
+        deleted = [
+            repository.name for repository in state.to_fit(name, missing) if delete(repository.name)
+        ]
         if deleted:
-            # Check again: repositories may share files, so that less was freed than they hold.
+            # Check again: repositories may share files, and deletions may then free less than their sizes.
             replace(scan(rules), limit_bytes=None).to_fit(name, missing)
-        note_coming(name, here + missing)
+        note_coming(name, size + missing)
     return deleted
 
 
 def scan(rules: CacheRules) -> CacheState:
     """Return the state of this machine's cache."""
     cache = hub_cache()
-    disk = shutil.disk_usage(next(each for each in (cache, *cache.parents) if each.exists()))
+    disk = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.exists()))
     limit = int(rules.limit * disk.total) if isinstance(rules.limit, float) else rules.limit
-    known = {} if not cache.is_dir() else {each.repo_path.name: each for each in _scan().repos}
+    repos = {} if not cache.is_dir() else {repo.repo_path.name: repo for repo in _scan().repos}
     return CacheState(
         cache,
-        tuple(_look_at(path, known.get(path.name)) for path in sorted(cache.glob(f"{_KIND}*"))),
+        tuple(_inspect(path, repos.get(path.name)) for path in sorted(cache.glob(f"{_KIND}*"))),
         disk.free,
         limit,
         frozenset(name.lower() for name in rules.protected),
     )
 
 
-def _look_at(path: Path, known: CachedRepoInfo | None) -> CachedRepository:
-    """Return the state of one repository; `known` is None after a killed download or deletion."""
+def _inspect(path: Path, repo: CachedRepoInfo | None) -> CachedRepository:
+    """Return the state of one repository; `repo` is None after a killed download or deletion."""
     name = path.name.removeprefix(_KIND).replace("--", "/")
     mark, locks = _mark(name), path.parent / ".locks" / path.name
     size, last_used, coming = 0, path.stat().st_mtime, 0
-    for file in path.glob("blobs/*.incomplete") if known is not None else path.rglob("*"):
-        with contextlib.suppress(OSError):  # another process has deleted it
+    for file in path.glob("blobs/*.incomplete") if repo is not None else path.rglob("*"):
+        with contextlib.suppress(OSError):  # another process has deleted the file
             size += file.lstat().st_size
-    if known is not None:
-        size, last_used = size + known.size_on_disk, known.last_modified
-    in_use = _is_held(mark, fcntl.LOCK_EX)
+    if repo is not None:
+        size, last_used = size + repo.size_on_disk, repo.last_modified
+    is_used = _is_held(mark, fcntl.LOCK_EX)
     with contextlib.suppress(OSError, ValueError):  # there is no mark, or the mark is empty
         last_used = max(last_used, mark.stat().st_mtime)
-        coming = max(0, int(mark.read_text()) - size) if in_use else 0
+        coming = max(0, int(mark.read_text()) - size) if is_used else 0
     # Downloads by other programs hold a lock of huggingface_hub.
-    in_use = in_use or any(_is_held(lock, fcntl.LOCK_SH) for lock in locks.glob("*.lock"))
-    revisions = sorted(each.commit_hash for each in known.revisions) if known is not None else ()
-    return CachedRepository(name, size, last_used, tuple(revisions), in_use, coming)
+    is_used = is_used or any(_is_held(lock, fcntl.LOCK_SH) for lock in locks.glob("*.lock"))
+    revisions = (
+        sorted(revision.commit_hash for revision in repo.revisions) if repo is not None else ()
+    )
+    return CachedRepository(name, size, last_used, tuple(revisions), is_used, coming)
 
 
 def delete(name: str) -> bool:
@@ -184,13 +190,17 @@ def delete(name: str) -> bool:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        found = _scan()
-        for repo in found.repos:
+        cache_info = _scan()
+        for repo in cache_info.repos:
             if repo.repo_path == path:
-                # Only this one: a copy of the repository may have the same commits.
-                alone = replace(found, repos=frozenset({repo}))
-                alone.delete_revisions(*(each.commit_hash for each in repo.revisions)).execute()
-        shutil.rmtree(path, ignore_errors=True)  # for a partial one, which the library ignores
+                # Only this repository: a copy of it may have the same commits.
+                single = replace(cache_info, repos=frozenset({repo}))
+                single.delete_revisions(
+                    *(revision.commit_hash for revision in repo.revisions)
+                ).execute()
+        shutil.rmtree(
+            path, ignore_errors=True
+        )  # for a partial repository, which the library ignores
     return not path.exists()
 
 
@@ -242,7 +252,7 @@ def deciding() -> Iterator[None]:
 
 
 def hub_cache() -> Path:
-    """Return the folder of the cache from the present environment; huggingface_hub reads that only once."""
+    """Return the folder of the cache, from the present environment: huggingface_hub reads it only once."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     legacy = os.environ.get("HUGGINGFACE_HUB_CACHE", f"{os.environ.get('HF_HOME', default)}/hub")
     named = os.path.expandvars(os.environ.get("HF_HUB_CACHE", legacy))

@@ -48,10 +48,10 @@ class CachedWeights:
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> CachedWeights:
         """Return the layout of a cache for `tensors`."""
-        different, names = distinct(tensors)
+        unique, names = distinct(tensors)
         places: list[_Place] = []
         end = 0
-        for tensor in different:
+        for tensor in unique:
             parameter = isinstance(tensor, torch.nn.Parameter)
             places.append(_Place(end, tensor.shape, tensor.dtype, parameter, tensor.requires_grad))
             end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
@@ -70,10 +70,10 @@ class CachedWeights:
     def tensors(self, fd: int) -> dict[str, torch.Tensor]:
         """Return the tensors by name, as views of the memory; they stay valid when `fd` is closed."""
         memory = mmap.mmap(fd, self.size)
-        made = [
+        tensors = [
             torch.nn.Parameter(place.view(memory), requires_grad=place.requires_grad)
             if place.parameter
             else place.view(memory)
             for place in self.places
         ]
-        return {name: made[place] for name, place in self.names.items()}
+        return {name: tensors[place] for name, place in self.names.items()}

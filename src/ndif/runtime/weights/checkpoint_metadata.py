@@ -1,9 +1,9 @@
 """Download the files for measuring a model: `python -m ndif.runtime.weights.checkpoint_metadata FD`.
 
-The socket FD carries one line of JSON with the repository, and one line with the folder to measure. That is
-the repository in the Hub's cache if its weights are there, else an outline: the configs, and for each file
-of weights a sparse file of the same size with its header only. This process uses the operator's account
-and imports neither torch nor transformers.
+The socket FD carries one line of JSON with the repository, and one line with the folder to measure. The
+folder is the repository in the Hub's cache if its weights are there, else an outline: the configs, and for
+each file of weights a sparse file of the same size with its header only. This process uses the operator's
+account and imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ from ndif.sizes import format_size
 MEMORY_BYTES = 1 << 30
 """Memory that a process may take for one model, on top of the memory that it inherits by the fork."""
 _CONFIGS = (CONFIG, "config.*.json", "*.index.json")
-_AT_ONCE = 8
-_MOST_FILES = 2000
+_PARALLEL_DOWNLOADS = 8
+_MAX_FILES = 2000
 """Most files of weights whose headers are downloaded; the largest models have about 200."""
-_MOST_BYTES, _MOST_HEADER_BYTES = 64 << 20, 256 << 20
-_LENGTH = 8
+_MAX_CONFIG_BYTES, _MAX_HEADER_BYTES = 64 << 20, 256 << 20
+_LENGTH_BYTES = 8
 """Bytes of the length field before a safetensors header."""
-_FIRST = 100_000
+_FIRST_BYTES = 100_000
 """Bytes of the first download of a header; most headers are shorter."""
-_LONGEST_HEADER = 25_000_000
-_LONGEST_ANSWER = 4096
+_MAX_ONE_HEADER_BYTES = 25_000_000
+_MAX_ANSWER = 4096
 
 
 class OutlineError(UserFacingError):
-    """The model of a repository cannot be measured; the message says why."""
+    """The model of a repository cannot be measured; the message is the reason."""
 
 
 def main(fd: int) -> None:
@@ -75,21 +75,21 @@ def main(fd: int) -> None:
     end_with_parent()
     limit_memory(MEMORY_BYTES)
     with socket.socket(fileno=fd) as connection:
-        asked = connection.makefile("r").readline()
-        if not asked:  # the host has closed the socket
+        line = connection.makefile("r").readline()
+        if not line:  # the host has closed the socket
             return
-        question = from_json(OutlineQuestion, asked)
-        _take(question.environment)
+        question = from_json(OutlineQuestion, line)
+        _replace_environment(question.environment)
         answer: RepositoryFacts | Failure
         try:
             answer = find(question.spec, Path(question.folder))
         except Exception as error:
             traceback.print_exc()
-            answer = Failure(explain_unavailable(question.spec, error)[:_LONGEST_ANSWER])
+            answer = Failure(explain_unavailable(question.spec, error)[:_MAX_ANSWER])
         connection.sendall(to_json(answer) + b"\n")
 
 
-def _take(variables: Mapping[str, str]) -> None:
+def _replace_environment(variables: Mapping[str, str]) -> None:
     """Replace this process's environment by the operator's, which the fork server does not have."""
     os.environ.clear()
     os.environ.update(variables)
@@ -98,34 +98,36 @@ def _take(variables: Mapping[str, str]) -> None:
 
 def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
     """Return the folder to measure, below `empty` if it is an outline, with facts from the hub."""
-    known, answers = None, True
+    info, is_reachable = None, True
     try:
-        known = HfApi().model_info(
+        info = HfApi().model_info(
             spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S, files_metadata=True
         )
     except HfHubHTTPError:  # the download of the config below raises a more precise error
         pass
     except Exception:  # the hub is unreachable; the files may be in the cache
-        answers = False
+        is_reachable = False
     sizes = (
-        {} if known is None else {each.rfilename: each.size or 0 for each in known.siblings or ()}
+        {}
+        if info is None
+        else {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
     )
     _require_small(sizes)
-    # The error of this download tells a missing repository, revision and permission apart.
+    # The error of this download distinguishes a missing repository, revision and permission.
     config = hf_hub_download(
-        spec.checkpoint, CONFIG, revision=spec.revision, local_files_only=not answers
+        spec.checkpoint, CONFIG, revision=spec.revision, local_files_only=not is_reachable
     )
     snapshot = Path(config).parent
-    if known is None:
+    if info is None:
         return RepositoryFacts(str(snapshot), commit=snapshot.name)
     facts = RepositoryFacts(
         str(snapshot),
-        known.id,
-        known.pipeline_tag,
-        is_gated(known),
+        info.id,
+        info.pipeline_tag,
+        is_gated(info),
         snapshot.name,
         # From the hub, because the measured folder may lack the card and the tokenizer.
-        license_of(known.tags),
+        license_of(info.tags),
         has_tokenizer(sizes),
     )
     names = weights_of(sizes)
@@ -135,24 +137,24 @@ def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
             "pytorch_model.bin."
         )
     require_permitted(spec, names)
-    small = [name for name in sizes if _is_config(name)]
+    configs = [name for name in sizes if _is_config(name)]
     if spec.trust_remote_code:
-        small += [name for name in sizes if name.endswith(".py")]
-    if sum(sizes[name] for name in small) > _MOST_BYTES:
+        configs += [name for name in sizes if name.endswith(".py")]
+    if sum(sizes[name] for name in configs) > _MAX_CONFIG_BYTES:
         raise OutlineError(
-            f"{spec.checkpoint!r} has more than {format_size(_MOST_BYTES)} of configs."
+            f"{spec.checkpoint!r} has more than {format_size(_MAX_CONFIG_BYTES)} of configs."
         )
-    for name in small:
+    for name in configs:
         hf_hub_download(spec.checkpoint, name, revision=snapshot.name)
     if spec.trust_remote_code:
         for repository in code_of_others(snapshot):
             snapshot_download(repository, allow_patterns="*.py")
     if all(is_here(spec, name, snapshot.name) for name in names):
         return facts
-    if len(names) > _MOST_FILES:
+    if len(names) > _MAX_FILES:
         raise OutlineError(f"{spec.checkpoint!r} has its weights in {len(names):,} files.")
     folder = empty / snapshot.name
-    _write(folder, snapshot, small, {name: sizes[name] for name in names}, spec)
+    _write_outline(folder, snapshot, configs, {name: sizes[name] for name in names}, spec)
     return replace(facts, folder=str(folder))
 
 
@@ -170,25 +172,25 @@ def _require_small(sizes: Mapping[str, int]) -> None:
             )
 
 
-def _write(
+def _write_outline(
     folder: Path, snapshot: Path, small: list[str], weights: Mapping[str, int], spec: ModelSpec
 ) -> None:
     for name in small:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(snapshot / name, folder / name)
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        written = [
+    with ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as threads:
+        futures = [
             threads.submit(_write_header, folder / name, size, name, snapshot.name, spec)
             for name, size in weights.items()
         ]
-        left = _MOST_HEADER_BYTES
-        for each in written:
-            left -= each.result()
+        left = _MAX_HEADER_BYTES
+        for future in futures:
+            left -= future.result()
             if left < 0:
                 threads.shutdown(cancel_futures=True)
                 raise OutlineError(
                     f"The headers of {spec.checkpoint!r} have more than "
-                    f"{format_size(_MOST_HEADER_BYTES)}."
+                    f"{format_size(_MAX_HEADER_BYTES)}."
                 )
 
 
@@ -196,9 +198,9 @@ def _write_header(file: Path, size: int, name: str, commit: str, spec: ModelSpec
     """Write a sparse file of weights with its header only; return the header's size."""
     header = b""
     if not is_pickled(file):
-        header = _download(spec, name, commit, 0, _FIRST)
-        end = _LENGTH + int.from_bytes(header[:_LENGTH], "little")
-        if len(header) < end <= min(size, _LONGEST_HEADER):
+        header = _download(spec, name, commit, 0, _FIRST_BYTES)
+        end = _LENGTH_BYTES + int.from_bytes(header[:_LENGTH_BYTES], "little")
+        if len(header) < end <= min(size, _MAX_ONE_HEADER_BYTES):
             header += _download(spec, name, commit, len(header), end)
         header = header[:end]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -210,13 +212,13 @@ def _write_header(file: Path, size: int, name: str, commit: str, spec: ModelSpec
 
 def _download(spec: ModelSpec, name: str, commit: str, start: int, end: int) -> bytes:
     """Return the bytes from `start` to `end` of a repository's file, or to its end."""
-    asked = {
+    headers = {
         **build_hf_headers(),
         "Range": f"bytes={start}-{end - 1}",
         "Accept-Encoding": "identity",
     }
     url = hf_hub_url(spec.checkpoint, name, revision=commit)
-    with get_session().stream("GET", url, headers=asked, timeout=HUB_TIMEOUT_S) as answer:
+    with get_session().stream("GET", url, headers=headers, timeout=HUB_TIMEOUT_S) as answer:
         hf_raise_for_status(answer)
         # A server without support for ranges sends the file from its beginning.
         skipped = 0 if answer.status_code == 206 else start

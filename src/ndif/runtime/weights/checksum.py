@@ -20,7 +20,7 @@ _LOW = (1 << 32) - 1
 _ROW_BYTES = 1 << 13
 _DIGESTS = 16
 """Digests of each row, each under its own key."""
-_FEWEST_ROWS = 17
+_MIN_ROWS = 17
 _ALIGNMENT = 16
 """Fewest rows, and alignment of their address, for which CUDA's libraries multiply bytes."""
 
@@ -70,8 +70,8 @@ def _sums(tensors: Mapping[str, torch.Tensor], keys: Mapping[torch.device, _Key]
     """Return the keyed sum of each tensor's bytes, with one synchronization per device."""
     sums: dict[str, int] = {}
     for device, key in keys.items():
-        here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
-        sums.update(zip(here, _sums_on_device(list(here.values()), key), strict=True))
+        on_device = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
+        sums.update(zip(on_device, _sums_on_device(list(on_device.values()), key), strict=True))
     return sums
 
 
@@ -107,22 +107,24 @@ def _indices(numbers: list[int], device: torch.device) -> torch.Tensor:
 def _stretches(tensor: torch.Tensor, key: _Key) -> Iterator[torch.Tensor]:
     """Yield stretches that represent a tensor's bytes: the bytes after the last whole word, then words.
 
-    Whole rows are represented by digests: sums of a row's bytes times those of a key. A changed row keeps
-    a digest with a probability of at most 1 in 256, because for a changed byte only one key byte in 256
-    compensates the other changes. Use each stretch before the next one, which may overwrite it.
+    Whole rows are represented by digests: sums of a row's bytes times the bytes of a key. A changed row
+    keeps a digest with a probability of at most 1 in 256, because for a changed byte only one key byte in
+    256 compensates the other changes. Use each stretch before the next one, which may overwrite it.
     """
     flat = tensor.detach().contiguous().flatten().view(torch.uint8)
-    whole = flat.numel() // 4 * 4
+    word_bytes = flat.numel() // 4 * 4
     # A tensor's address need not be a multiple of the word size.
-    aligned = flat[:whole] if flat.data_ptr() % 4 == 0 else flat[:whole].clone()
-    yield flat[whole:]
+    aligned = flat[:word_bytes] if flat.data_ptr() % 4 == 0 else flat[:word_bytes].clone()
+    yield flat[word_bytes:]
     digested = 0
     if aligned.data_ptr() % _ALIGNMENT == 0:
-        rows = aligned[: whole // _ROW_BYTES * _ROW_BYTES].view(torch.int8).view(-1, _ROW_BYTES)
-        for some in rows.split(len(key.digests)):
-            if len(some) >= _FEWEST_ROWS:
-                digests = key.digests[: len(some)]
-                torch._int_mm(some, key.rows, out=digests)
-                digested += some.numel()
+        rows = (
+            aligned[: word_bytes // _ROW_BYTES * _ROW_BYTES].view(torch.int8).view(-1, _ROW_BYTES)
+        )
+        for batch in rows.split(len(key.digests)):
+            if len(batch) >= _MIN_ROWS:
+                digests = key.digests[: len(batch)]
+                torch._int_mm(batch, key.rows, out=digests)
+                digested += batch.numel()
                 yield digests.flatten()
     yield from aligned[digested:].view(torch.int32).split(_WORDS)

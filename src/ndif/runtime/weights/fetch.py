@@ -44,7 +44,7 @@ _NO_MODEL = "{} has no config.json on {}: it is no model that transformers can l
 
 
 def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
-    """Explain in a sentence why a model cannot be loaded or measured."""
+    """Return a sentence with the reason why a model cannot be loaded or measured."""
     name = repr(spec.checkpoint)
     at = f" at revision {spec.revision!r}" if spec.revision else ""
     cause: BaseException | None = error
@@ -63,8 +63,8 @@ def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
     host = urlsplit(_endpoint()).netloc
     if is_one_of(errors.GatedRepoError):
         return (
-            f"{name} is gated, and this server has no token of somebody who may read it: accept its "
-            f"terms on {host}, and set HF_TOKEN."
+            f"{name} is gated, and this server has no token with access to it: accept its terms on "
+            f"{host}, and set HF_TOKEN."
         )
     if is_one_of(errors.RevisionNotFoundError):
         return f"{name} has no revision {spec.revision!r} on {host}."
@@ -90,21 +90,21 @@ def explain_unavailable(spec: ModelSpec, error: BaseException) -> str:
 
 
 def unavailable(spec: ModelSpec) -> str | None:
-    """Return why this server cannot get a model from the hub; None if it can, or need not.
+    """Return the reason why this server cannot get a model from the hub; None if it can, or need not.
 
     The call blocks for one request at most.
     """
     if spec.is_folder or constants.is_offline_mode() or _is_on("HF_HUB_OFFLINE"):
         return None
     try:
-        found = HfApi(endpoint=_endpoint()).model_info(
+        info = HfApi(endpoint=_endpoint()).model_info(
             spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S
         )
     except errors.HfHubHTTPError as error:
         return None if is_here(spec, _CONFIG, spec.revision) else explain_unavailable(spec, error)
     except Exception:
         return None  # the hub is unreachable; the files may be in the cache of the process that reads them
-    if found.siblings is None or any(each.rfilename == _CONFIG for each in found.siblings):
+    if info.siblings is None or any(sibling.rfilename == _CONFIG for sibling in info.siblings):
         return None
     return _NO_MODEL.format(repr(spec.checkpoint), urlsplit(_endpoint()).netloc)
 
@@ -131,20 +131,20 @@ def require_readable(spec: ModelSpec) -> None:
         return
     folder = Path(spec.checkpoint)
     try:
-        found = [file.name for file in folder.iterdir() if file.is_file()]
-        names = needed(found, own_code=spec.trust_remote_code)
+        present = [file.name for file in folder.iterdir() if file.is_file()]
+        names = needed(present, own_code=spec.trust_remote_code)
         refused = [name for name in sorted(names) if not os.access(folder / name, os.R_OK)]
     except PermissionError:
         refused = ["any file"]
     if refused:
-        shown = ", ".join(refused[:_NAMED]) + (", …" if len(refused) > _NAMED else "")
+        shown = ", ".join(refused[:_MAX_NAMED]) + (", …" if len(refused) > _MAX_NAMED else "")
         raise UnreadableError(
             f"The user who runs the server may not read {shown} in {spec.checkpoint!r}. Permit it, for "
             "example with `chmod -R a+rX FOLDER`."
         )
 
 
-_NAMED = 3
+_MAX_NAMED = 3
 """Most files that an error names."""
 _REPORT_INTERVAL_S = 0.05
 _WEIGHTS = (
@@ -187,17 +187,17 @@ def _report(**line: Any) -> None:
 def _provide(spec: ModelSpec, rules: CacheRules) -> RepositoryFacts:
     """Download the model's missing files and return its facts; if the hub fails, use cached files."""
     try:
-        found = HfApi().model_info(
+        info = HfApi().model_info(
             spec.checkpoint, revision=spec.revision, timeout=HUB_TIMEOUT_S, files_metadata=True
         )
     except Exception:
         if not is_here(spec, "config.json", spec.revision):
             raise
         return RepositoryFacts(str(cached_folder(spec)))
-    sizes = {file.rfilename: file.size or 0 for file in found.siblings or ()}
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     names = needed(sizes, own_code=spec.trust_remote_code)
     require_permitted(spec, names)
-    missing = sum(sizes[name] for name in names if not is_here(spec, name, found.sha))
+    missing = sum(sizes[name] for name in names if not is_here(spec, name, info.sha))
     # Checked before the download: a full disk affects more than this model.
     if missing and (deleted := make_room(spec.checkpoint, missing, rules)):
         _report(deleted=deleted)
@@ -208,7 +208,7 @@ def _provide(spec: ModelSpec, rules: CacheRules) -> RepositoryFacts:
         for repository in code_of_others(Path(folder)):
             snapshot_download(repository, allow_patterns="*.py")
             note_use(repository)
-    return RepositoryFacts(folder, found.id, found.pipeline_tag, is_gated(found))
+    return RepositoryFacts(folder, info.id, info.pipeline_tag, is_gated(info))
 
 
 def discard_partial() -> None:
@@ -220,9 +220,9 @@ def discard_partial() -> None:
                 file.unlink()
 
 
-def is_gated(known: ModelInfo) -> bool:
+def is_gated(info: ModelInfo) -> bool:
     """Return True if the hub gives a repository's files only to permitted accounts."""
-    return bool(known.gated or known.private)
+    return bool(info.gated or info.private)
 
 
 def cached_folder(spec: ModelSpec) -> Path:
@@ -273,21 +273,21 @@ def require_permitted(spec: ModelSpec, names: Collection[str]) -> None:
 def is_here(spec: ModelSpec, name: str, revision: str | None) -> bool:
     """Return True if the Hub's cache holds a file of a repository."""
     try:
-        found = try_to_load_from_cache(spec.checkpoint, name, revision=revision)
+        path = try_to_load_from_cache(spec.checkpoint, name, revision=revision)
     except errors.HFValidationError:  # the path of a missing folder is not the name of a repository
         return False
-    return isinstance(found, str)
+    return isinstance(path, str)
 
 
 def code_of_others(folder: Path) -> set[str]:
     """Return the other repositories whose classes the configs name, as in "owner/name--module.Class"."""
-    found = set()
+    repositories = set()
     for file in (folder / name for name in _OWN_CODE):
         config = json.loads(file.read_text()) if file.exists() else {}
         for named in config.get("auto_map", {}).values():
             classes = named if isinstance(named, list) else [named]
-            found |= {one.partition("--")[0] for one in classes if one and "--" in one}
-    return found
+            repositories |= {name.partition("--")[0] for name in classes if name and "--" in name}
+    return repositories
 
 
 class _ProgressBar(tqdm):  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """Weights in huge pages that all processes of a model share.
 
-With small pages, every runner maps each page anew: 66,000 for 270 MB, and 4 million for 16 GB. Few file
-systems keep files in huge pages. An anonymous file in memory (memfd_create(2)) can have them from Linux 6.1
-on, and many processes can map it.
+With small pages, every runner maps each page anew: 66,000 pages for 270 MB, and 4 million for 16 GB. Few
+file systems keep files in huge pages. An anonymous file in memory (memfd_create(2)) can have huge pages
+from Linux 6.1 on, and many processes can map it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZE = 2 << 20
 _COLLAPSE, _HUGEPAGE = 25, 14
 """Advice of madvise(2): create huge pages at once, or on first access."""
 
-_MOST_PARTS = 8
+_MAX_PARTS = 8
 """Most parts of the weights that are copied at once: more would only wait for memory bandwidth."""
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -59,8 +59,8 @@ def weights_of(folder: Path) -> list[Mapping]:
 def share(weights: Sequence[Mapping], control: FrameChannel) -> None:
     """Remap `weights` to memory that the host provides for all processes with the same weights.
 
-    No other thread of this process may run meanwhile. Pages that this process has written to keep their
-    contents.
+    No other thread of this process may run during the call. Pages that this process has written to keep
+    their contents.
     """
     for mapping in weights:
         name = _name(mapping)
@@ -127,7 +127,7 @@ def _fill(mapping: Mapping, fd: int) -> bool:
 def _parts(mapping: Mapping) -> Iterator[tuple[int, int]]:
     """Yield the bounds of parts of a mapping, one per CPU, each with at least one huge page."""
     first, last = -(-mapping.start // SIZE), mapping.end // SIZE
-    count = max(1, min(len(os.sched_getaffinity(0)), _MOST_PARTS, last - first))
+    count = max(1, min(len(os.sched_getaffinity(0)), _MAX_PARTS, last - first))
     cuts = [(first + (last - first) * part // count) * SIZE for part in range(1, count)]
     return pairwise((mapping.start, *cuts, mapping.end))
 

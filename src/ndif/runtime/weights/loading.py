@@ -64,8 +64,8 @@ def read_confined(
 
     Args:
         spec: The checkpoint, whose files are on this machine.
-        read: Loads it.
-        whole: True to confine this process and its later forks for good; else only a reading thread.
+        read: Loads the checkpoint.
+        whole: True to confine this process and its later forks permanently; else only a reading thread.
         driver: Files of a GPU's driver that this process has started; None on CPUs.
 
     Raises:
@@ -81,11 +81,11 @@ def read_confined(
         readable += [Path(untrusted.whitelist)] if untrusted.whitelist else []
     weights = [file for file in spec.files.rglob("*") if file.suffix in WEIGHTS]
     size = sum(file.stat().st_size for file in weights if file.is_file())
-    most = _BASE_BYTES + _BYTES_PER_BYTE * size
+    most_bytes = _BASE_BYTES + _BYTES_PER_BYTE * size
     if untrusted is not None and whole and mode != "off":
-        limit_memory(most + untrusted.memory_bytes)
-    # No limit with a driver: the large ranges that it maps would count.
-    limit = contextlib.nullcontext() if driver is not None else limited_memory(most)
+        limit_memory(most_bytes + untrusted.memory_bytes)
+    # No limit with a driver: the large address ranges that the driver maps would count.
+    limit = contextlib.nullcontext() if driver is not None else limited_memory(most_bytes)
     code = folders_of_code(spec)
     try:
         with (
@@ -99,14 +99,14 @@ def read_confined(
         raise
     except Exception as error:
         # The message of a transformers pipeline contains the errors of all classes that it tried.
-        said = f"{type(error).__name__}: {error}"
-        if refused := next(filter(_REFUSED.search, said.splitlines()), None):
+        text = f"{type(error).__name__}: {error}"
+        if refused := next(filter(_REFUSED.search, text.splitlines()), None):
             raise OutsideError(
-                f"{spec.checkpoint!r} cannot be loaded: it reaches out of its files ({refused.strip()})."
+                f"{spec.checkpoint!r} cannot be loaded: it needs files outside its own ({refused.strip()})."
             ) from error
-        if any(message in said for message in _MEMORY_MESSAGES):
+        if any(message in text for message in _MEMORY_MESSAGES):
             raise TooLargeError(
-                f"Loading {spec.checkpoint!r} took more than {format_size(most)} of memory, and its "
+                f"Loading {spec.checkpoint!r} took more than {format_size(most_bytes)} of memory, and its "
                 f"weights have {format_size(size)}: its config describes another model than its files."
             ) from error
         raise
@@ -120,11 +120,11 @@ def _read_checked(spec: ModelSpec, read: Callable[[], Result]) -> Result:
 
 
 def _readable(spec: ModelSpec) -> list[Path]:
-    found = checkpoint_paths(spec.files)
+    paths = checkpoint_paths(spec.files)
     if spec.trust_remote_code:
         for repository in code_of_others(spec.files):
-            found += checkpoint_paths(cached_folder(ModelSpec(repository, spec.generation)))
-    return found
+            paths += checkpoint_paths(cached_folder(ModelSpec(repository, spec.generation)))
+    return paths
 
 
 def folders_of_code(spec: ModelSpec) -> list[Path]:
@@ -154,7 +154,7 @@ def remove_code() -> None:
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Keep huggingface_hub from requests to the hub, which the confinement blocks; the files are here."""
+    """Prevent requests to the hub, which the confinement blocks; the files are on this machine."""
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True
     try:

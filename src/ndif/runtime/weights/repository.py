@@ -1,9 +1,9 @@
 """Checks of a checkpoint's files before a library loads them.
 
 The author of a repository controls its configs, and transformers opens some of the paths in them. Paths
-that nothing opens (`_name_or_path`, often a folder of the author's machine) are ignored. The security
-boundary is the confinement of the loading process. These checks only give a clear error, where the
-confinement would show a missing file.
+that no library opens (`_name_or_path`, often a folder of the author's machine) are ignored. The security
+boundary is the confinement of the loading process. These checks only give a clear error in cases in
+which the confinement would show a missing file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class RepositoryError(UserFacingError):
-    """A checkpoint's files must not be loaded; the message says why."""
+    """A checkpoint's files must not be loaded; the message is the reason."""
 
 
 def require_harmless(folder: Path, *, remote_code: bool, pickled: bool) -> None:
@@ -84,22 +84,22 @@ def require_harmless(folder: Path, *, remote_code: bool, pickled: bool) -> None:
     for file in sorted(folder.rglob("*")):
         if file.is_symlink():
             _require_inside(file, folder)
-    for file in _parsed(folder):
+    for file in _parsed_files(folder):
         for key, value in _entries(_read_json(file, folder)):
-            if _is_path(file, folder, key, remote_code=remote_code) and _leaves(value):
+            if _is_path(file, folder, key, remote_code=remote_code) and _leaves_folder(value):
                 raise RepositoryError(
-                    f"Its {file.relative_to(folder)} names {value[:_SHOWN]!r} as {key!r}. A repository may "
-                    "name files of its own alone, without `..` and without a leading slash."
+                    f"Its {file.relative_to(folder)} names {value[:_MAX_SHOWN]!r} as {key!r}. A repository "
+                    "may only name its own files, without `..` and without a leading slash."
                 )
-    if not pickled and (found := [file for file in weights(folder).files if is_pickled(file)]):
+    if not pickled and (pickles := [file for file in weights(folder).files if is_pickled(file)]):
         raise RepositoryError(
-            f"Its weights are pickled ({found[0].name}), and reading a pickle can run code. Ask its author "
-            "for safetensors; the server's operator can allow pickled weights "
+            f"Its weights are pickled ({pickles[0].name}), and reading a pickle can run code. Ask its "
+            "author for safetensors; the server's operator can allow pickled weights "
             "(NDIF_ALLOW_PICKLED_WEIGHTS)."
         )
 
 
-_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ class Weights:
 
 def weights(folder: Path) -> Weights:
     """Return the weights of the checkpoint in `folder`; raise RepositoryError for an invalid index."""
-    own = _read_json(folder / CONFIG, folder)
-    explicit = own.get("transformers_weights") if isinstance(own, dict) else None
-    named = [explicit] if isinstance(explicit, str) else [*_WEIGHTS, *_PICKLED]
-    first = next((folder / name for name in named if (folder / name).is_file()), None)
+    config = _read_json(folder / CONFIG, folder)
+    explicit = config.get("transformers_weights") if isinstance(config, dict) else None
+    names = [explicit] if isinstance(explicit, str) else [*_WEIGHTS, *_PICKLED]
+    first = next((folder / name for name in names if (folder / name).is_file()), None)
     if first is None:  # a distributed checkpoint, or none
         return Weights(tuple(sorted(folder.glob("*.safetensors"))))
     if not first.name.endswith(_INDEX):
@@ -161,7 +161,7 @@ def _require_inside(link: Path, folder: Path) -> None:
         )
 
 
-def _parsed(folder: Path) -> Iterator[Path]:
+def _parsed_files(folder: Path) -> Iterator[Path]:
     """Yield the configs and indexes of a checkpoint; raise a RepositoryError if a file is too large."""
     for parent, folders, names in walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -194,15 +194,15 @@ def _read_json(file: Path, folder: Path) -> Any:
 
 def _entries(content: Any) -> Iterator[tuple[str, str]]:
     """Yield every string in a JSON value with its key; within one of `_COLLECTIONS`, with that key."""
-    left: list[tuple[str, Any]] = [("", content)]
-    while left:
-        key, value = left.pop()
+    stack: list[tuple[str, Any]] = [("", content)]
+    while stack:
+        key, value = stack.pop()
         if isinstance(value, str):
             yield key, value
         elif isinstance(value, dict):
-            left += [(key if key in _COLLECTIONS else name, each) for name, each in value.items()]
+            stack += [(key if key in _COLLECTIONS else name, item) for name, item in value.items()]
         elif isinstance(value, list):
-            left += [(key if key in _COLLECTIONS else "", each) for each in value]
+            stack += [(key if key in _COLLECTIONS else "", item) for item in value]
 
 
 def _is_path(file: Path, folder: Path, key: str, *, remote_code: bool) -> bool:
@@ -225,7 +225,7 @@ def _is_path(file: Path, folder: Path, key: str, *, remote_code: bool) -> bool:
     return key not in _REPLACED and not is_converted
 
 
-def _leaves(path: str) -> bool:
+def _leaves_folder(path: str) -> bool:
     """Return True if a value contains an absolute path or `..`."""
     return any(
         word.startswith("/") or ".." in re.split(r"[/\\]", word) for word in _WORDS.split(path)

@@ -15,7 +15,7 @@ Source = Callable[[Sequence[str]], Mapping[str, torch.Tensor]]
 """A function that returns weights by name. Some may be missing or wrong: the checksum decides."""
 
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_NAMED = 5
+_MAX_NAMED = 5
 
 
 def restore(
@@ -38,7 +38,7 @@ def restore(
         if not left:
             return
     raise WeightsError(
-        f"weights that a request changed could not be restored: {', '.join(left[:_NAMED])}"
+        f"weights that a request changed could not be restored: {', '.join(left[:_MAX_NAMED])}"
     )
 
 
@@ -47,13 +47,13 @@ def from_safetensors(folder: Path) -> Source:
 
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
         files = dict(_files(folder))
-        found = {}
+        tensors = {}
         for name in names:
             stored = next((other for other in _spellings(name, files) if other in files), None)
             if stored is not None:
                 with safe_open(files[stored], framework="pt") as file:
-                    found[name] = file.get_tensor(stored)
-        return found
+                    tensors[name] = file.get_tensor(stored)
+        return tensors
 
     return read
 

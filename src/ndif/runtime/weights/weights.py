@@ -20,12 +20,12 @@ from ndif.runtime.spec import ModelSpec
 from ndif.runtime.weights.transfer import to_devices
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_NAMED = 5
+_MAX_NAMED = 5
 _HOOK_ARGUMENTS = ("execution_device", "io_same_device", "skip_keys")
 
 
 class WeightsError(ValueError):
-    """The weights of a model cannot be shared, placed or restored; the message says why."""
+    """The weights of a model cannot be shared, placed or restored; the message is the reason."""
 
 
 def load_arguments(spec: ModelSpec) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def collect(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, int]]:
     """Return the tensors without duplicates, and each name's index among them; tied names share one."""
-    different = {id(tensor): tensor for tensor in tensors.values()}
-    index = {key: number for number, key in enumerate(different)}
-    return list(different.values()), {name: index[id(each)] for name, each in tensors.items()}
+    unique = {id(tensor): tensor for tensor in tensors.values()}
+    index = {key: number for number, key in enumerate(unique)}
+    return list(unique.values()), {name: index[id(tensor)] for name, tensor in tensors.items()}
 
 
 def check(module: torch.nn.Module, names: Iterable[str]) -> None:
@@ -67,8 +67,8 @@ def check(module: torch.nn.Module, names: Iterable[str]) -> None:
     differing = sorted(collect(module).keys() ^ set(names))
     if differing:
         raise WeightsError(
-            "The model has other tensors once it is loaded than it is built with, so it cannot be "
-            f"shared between processes: {', '.join(differing[:_NAMED])}"
+            "The loaded model has other tensors than the model built from its config, so it cannot be "
+            f"shared between processes: {', '.join(differing[:_MAX_NAMED])}"
         )
 
 
@@ -108,13 +108,13 @@ class ExportedWeights:
                     f"There is no room on the devices for all of the model: {name} was left out. "
                     "Load it in a smaller dtype, or give it more devices."
                 )
-        different, names = distinct(tensors)
-        return cls(names, tuple(export(different)))
+        unique, names = distinct(tensors)
+        return cls(names, tuple(export(unique)))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors by name, mapped into this process without a copy."""
-        made = [function(*arguments) for function, arguments in self.handles]
-        return {name: made[place] for name, place in self.names.items()}
+        tensors = [function(*arguments) for function, arguments in self.handles]
+        return {name: tensors[place] for name, place in self.names.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class ModelDevices:
         return cls(str(module.device), getattr(module, "hf_device_map", None), hooks)
 
     def apply(self, module: Any) -> None:
-        """Replace the hooks of `module`, which nnsight may have wrapped, by those of this placement."""
+        """Replace the hooks of `module`, which nnsight may have wrapped, by the hooks of this placement."""
         for part in module.modules():
             if "_hf_hook" in vars(part):
                 _unhook(part)
@@ -196,13 +196,13 @@ def place(module: Any, spec: ModelSpec, driver: Cuda) -> None:
 
 def move(module: torch.nn.Module, devices: Mapping[str, Any], driver: Cuda) -> None:
     """Move a model's weights to `devices`, devices by submodule name; tied weights stay tied."""
-    different, places = distinct(collect(module))
+    unique, places = distinct(collect(module))
     moved: dict[int, torch.Tensor] = {}
     for name, place in places.items():
         if place not in moved:
-            moved[place] = _empty_like(different[place], _device_of(name, devices))
+            moved[place] = _empty_like(unique[place], _device_of(name, devices))
     with torch.no_grad():
-        to_devices(zip(moved.values(), different, strict=True), driver)
+        to_devices(zip(moved.values(), unique, strict=True), driver)
     install(module, {name: moved[place] for name, place in places.items()})
 
 
@@ -223,20 +223,20 @@ def _device_of(name: str, devices: Mapping[str, Any]) -> Any:
 
 def spread(module: Any, max_memory: Mapping[int, int] | None) -> dict[str, Any]:
     """Return a device map within `max_memory` (bytes by GPU; None for all free) or raise WeightsError."""
-    unsplit = list(module._no_split_modules or [])
-    given = None if max_memory is None else dict(max_memory)
-    balanced = get_balanced_memory(module, given, no_split_module_classes=unsplit)
+    unsplit_classes = list(module._no_split_modules or [])
+    limits = None if max_memory is None else dict(max_memory)
+    balanced = get_balanced_memory(module, limits, no_split_module_classes=unsplit_classes)
     gpus = {device: size for device, size in balanced.items() if device not in _ELSEWHERE}
-    found: dict[str, Any] = infer_auto_device_map(
-        module, max_memory=gpus, no_split_module_classes=unsplit
+    device_map: dict[str, Any] = infer_auto_device_map(
+        module, max_memory=gpus, no_split_module_classes=unsplit_classes
     )
-    left_out = sorted(name for name, device in found.items() if device in _ELSEWHERE)
+    left_out = sorted(name for name, device in device_map.items() if device in _ELSEWHERE)
     if left_out:
         raise WeightsError(
             f"There is no room on the devices for all of the model: {left_out[0] or 'it'} was left "
-            "out. Give it more devices, or more of them."
+            "out. Give the model more memory per device, or more devices."
         )
-    return found
+    return device_map
 
 
 _REPORT_INTERVAL_S = 0.05
