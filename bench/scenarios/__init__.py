@@ -27,6 +27,7 @@ FULL = (
     "queue",
     "cluster",
     "hostile",
+    "misbehaving",
     "dashboard",
     "simulate",
     "series",
