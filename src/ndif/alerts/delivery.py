@@ -150,13 +150,17 @@ def form_and_url(address: str) -> tuple[Form, str]:
 
 def open_destinations(settings: Settings) -> list[Destination]:
     """Return the destinations that the settings name."""
-    found: list[Destination] = [Webhook(each) for each in settings.alert_webhook_addresses]
+    destinations: list[Destination] = [
+        Webhook(address) for address in settings.alert_webhook_addresses
+    ]
     mailer = open_mailer(settings)
     if mailer is not None and settings.alert_recipients:
         file = settings.alert_email_template
         template = messages.DEFAULT_TEMPLATE if file is None else file.read_text()
-        found += [Mailbox(mailer, each, template) for each in settings.alert_recipients]
-    return found
+        destinations += [
+            Mailbox(mailer, recipient, template) for recipient in settings.alert_recipients
+        ]
+    return destinations
 
 
 class AlertDelivery(Delivery[Destination]):
@@ -177,31 +181,40 @@ class AlertDelivery(Delivery[Destination]):
 
     def send(self, message: Message) -> None:
         """Add a message for every destination; a full queue drops its oldest."""
-        for each in self.destinations:
-            each.waiting.append(message)
+        for destination in self.destinations:
+            destination.waiting.append(message)
         self._added.set()
 
     async def try_each(self, message: Message) -> list[TestedAlertDestination]:
         """Send a message once to every destination now, and return the outcomes."""
-        return await asyncio.gather(*(_tried(each, message) for each in self.destinations))
+        return await asyncio.gather(
+            *(_tried(destination, message) for destination in self.destinations)
+        )
 
     def describe(self) -> list[AlertDestination]:
         """Return the destinations as operators see them."""
         return [
             AlertDestination(
-                to=each.shown, form=each.form, waiting=len(each.waiting), problem=each.problem
+                to=destination.shown,
+                form=destination.form,
+                waiting=len(destination.waiting),
+                problem=destination.problem,
             )
-            for each in self.destinations
+            for destination in self.destinations
         ]
 
     def waiting(self) -> dict[str, tuple[Message, ...]]:
         """Return the waiting messages by the id of their destination."""
-        return {each.id: tuple(each.waiting) for each in self.destinations if each.waiting}
+        return {
+            destination.id: tuple(destination.waiting)
+            for destination in self.destinations
+            if destination.waiting
+        }
 
     def take(self, waiting: Mapping[str, Sequence[Message]]) -> None:
         """Add a predecessor's undelivered messages; drop those to an unknown destination."""
-        for each in self.destinations:
-            each.waiting += waiting.get(each.id, ())
+        for destination in self.destinations:
+            destination.waiting += waiting.get(destination.id, ())
         self._added.set()
 
     def title(self, item: Destination) -> str:
@@ -209,8 +222,12 @@ class AlertDelivery(Delivery[Destination]):
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Destination]:
         self._added.clear()
-        ready = [each for each in self.destinations if each.waiting and each.due <= now]
-        return [each for each in ready if each.host not in busy]
+        ready = [
+            destination
+            for destination in self.destinations
+            if destination.waiting and destination.due <= now
+        ]
+        return [destination for destination in ready if destination.host not in busy]
 
     async def wait(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):

@@ -111,34 +111,36 @@ class SavedBook:
 
 def step(
     book: Book,
-    found: Findings,
+    findings: Findings,
     now: float,
     timing: Timing,
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:8],
 ) -> tuple[Book, list[Notice]]:
     """Return the incidents after an observation of the server, and the notices to send."""
-    holding = {cause.key: cause for cause in found.causes}
-    incidents = [_looked_at(each, holding, found.undecided, now, timing) for each in book.open]
-    known = {member.cause.key for each in incidents for member in each.members}
+    holding = {cause.key: cause for cause in findings.causes}
+    incidents = [
+        _looked_at(incident, holding, findings.undecided, now, timing) for incident in book.open
+    ]
+    member_keys = {member.cause.key for incident in incidents for member in incident.members}
     pending = {
         key: _still(book.pending.get(key), cause, now)
         for key, cause in holding.items()
-        if key not in known
+        if key not in member_keys
     }
     undecided = {
-        key: each
-        for key, each in book.pending.items()
-        if key in found.undecided and key not in known
+        key: entry
+        for key, entry in book.pending.items()
+        if key in findings.undecided and key not in member_keys
     }
     root = _root(incidents, pending)
     groups: dict[Kind, list[Pending]] = {}
-    for each in pending.values():
-        groups.setdefault(_group(each.cause.kind, root), []).append(each)
+    for entry in pending.values():
+        groups.setdefault(_group(entry.cause.kind, root), []).append(entry)
     for kind, members in groups.items():
-        if any(now - each.first >= timing.hold_s for each in members):
-            incidents = _with(incidents, kind, [each.cause for each in members], now, new_id)
-            for each in members:
-                del pending[each.cause.key]
+        if any(now - entry.first >= timing.hold_s for entry in members):
+            incidents = _with(incidents, kind, [entry.cause for entry in members], now, new_id)
+            for entry in members:
+                del pending[entry.cause.key]
     notices: list[Notice] = []
     still_open: list[Incident] = []
     over = list(book.over)
@@ -146,11 +148,13 @@ def step(
         event = _event(incident, now, timing)
         if event is not None:
             resolved = now if event is IncidentEvent.RESOLVED else None
-            told = replace(incident, told=now, told_keys=incident.holding, resolved=resolved)
-            notices.append(Notice(event, told))
-            incident = told
+            reported = replace(incident, told=now, told_keys=incident.holding, resolved=resolved)
+            notices.append(Notice(event, reported))
+            incident = reported
         (still_open if incident.resolved is None else over).append(incident)
-    over = [each for each in over if now - (each.resolved or now) < _KEPT_S][-_MOST_KEPT:]
+    over = [incident for incident in over if now - (incident.resolved or now) < _KEPT_S][
+        -_MOST_KEPT:
+    ]
     return Book({**undecided, **pending}, tuple(still_open), tuple(over)), notices
 
 
@@ -185,14 +189,14 @@ def _looked_at(
             members.append(member)
     over = [member for member in members if member.over is not None]
     forgotten = sorted(over, key=lambda member: member.seen)[:-_MOST_OVER]
-    return replace(incident, members=tuple(each for each in members if each not in forgotten))
+    return replace(incident, members=tuple(member for member in members if member not in forgotten))
 
 
 def _root(incidents: Sequence[Incident], pending: Mapping[Key, Pending]) -> Kind | None:
     """Return the kind of `ROOTS` that began first among the causes that hold; None without one."""
-    began = [(each.opened, key.kind) for each in incidents for key in each.holding]
-    began = [one for one in began if one[1] in ROOTS]
-    began += [(each.first, key.kind) for key, each in pending.items() if key.kind in ROOTS]
+    began = [(incident.opened, key.kind) for incident in incidents for key in incident.holding]
+    began = [pair for pair in began if pair[1] in ROOTS]
+    began += [(entry.first, key.kind) for key, entry in pending.items() if key.kind in ROOTS]
     return min(began)[1] if began else None
 
 
@@ -239,8 +243,8 @@ def saved(book: Book) -> SavedBook:
     The times at which causes were last seen are left out, so that the content seldom changes.
     """
     return SavedBook(
-        tuple(_as_seen(each, 0.0) for each in book.open),
-        tuple(_as_seen(each, 0.0) for each in book.over),
+        tuple(_as_seen(incident, 0.0) for incident in book.open),
+        tuple(_as_seen(incident, 0.0) for incident in book.over),
     )
 
 
@@ -250,8 +254,8 @@ def loaded(saved: SavedBook, now: float) -> Book:
     Each holding cause counts as seen now, since no process has observed the server meanwhile.
     """
     return Book(
-        open=tuple(_as_seen(each, now) for each in saved.open),
-        over=tuple(_as_seen(each, now) for each in saved.over),
+        open=tuple(_as_seen(incident, now) for incident in saved.open),
+        over=tuple(_as_seen(incident, now) for incident in saved.over),
     )
 
 
@@ -263,8 +267,8 @@ def _as_seen(incident: Incident, moment: float) -> Incident:
 
 def taken_over(book: Book, earlier: Book) -> Book:
     """Return a book that includes a predecessor's incidents, except open ones whose kind is open now."""
-    kinds = {each.kind for each in book.open}
-    left = tuple(each for each in earlier.open if each.kind not in kinds)
-    known = {member.cause.key for each in left for member in each.members}
-    pending = {key: each for key, each in book.pending.items() if key not in known}
+    kinds = {incident.kind for incident in book.open}
+    left = tuple(incident for incident in earlier.open if incident.kind not in kinds)
+    member_keys = {member.cause.key for incident in left for member in incident.members}
+    pending = {key: entry for key, entry in book.pending.items() if key not in member_keys}
     return Book(pending, (*left, *book.open), (*earlier.over, *book.over))

@@ -167,7 +167,7 @@ def about(notice: Notice, server: str, now: float) -> Message:
     kind = ABOUT[incident.kind]
     is_over = notice.event is IncidentEvent.RESOLVED
     headline = f"{_WORDS[notice.event]}{kind.title}"
-    subjects = list(dict.fromkeys(each.cause.subject for each in incident.members))
+    subjects = list(dict.fromkeys(member.cause.subject for member in incident.members))
     if incident.kind is not Kind.PROBLEM:
         headline += f": {subjects[0]}" + (f" and {len(subjects) - 1} more" if subjects[1:] else "")
     return Message(
@@ -219,9 +219,9 @@ def _lines(incident: Incident, now: float) -> list[str]:
     """Return one line a cause: holding before ended causes, then the incident's own kind before others."""
     ranked = sorted(
         incident.members,
-        key=lambda each: (each.over is not None, each.cause.kind is not incident.kind),
+        key=lambda member: (member.over is not None, member.cause.kind is not incident.kind),
     )
-    lines = [_line(each, now, is_resolved=incident.resolved is not None) for each in ranked]
+    lines = [_line(member, now, is_resolved=incident.resolved is not None) for member in ranked]
     if len(lines) > _MOST_LISTED:
         left = len(lines) - _MOST_LISTED
         lines[_MOST_LISTED:] = [f"… and {left} more: `ndif alerts list` shows all."]

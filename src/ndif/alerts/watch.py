@@ -131,8 +131,8 @@ class Alerts:
     def describe(self) -> AlertsAnswer:
         """Return the incidents and destinations as operators see them."""
         return AlertsAnswer(
-            open=[described(each) for each in self._book.open],
-            resolved=[described(each) for each in reversed(self._book.over)],
+            open=[described(incident) for incident in self._book.open],
+            resolved=[described(incident) for incident in reversed(self._book.over)],
             destinations=self._delivery.describe(),
         )
 
@@ -146,7 +146,7 @@ class Alerts:
         server, problems, waits = await look()
         now = self._now()
         self._counts.record(now, counted())
-        seen = ServerObservation(
+        observation = ServerObservation(
             now,
             server,
             problems,
@@ -157,7 +157,7 @@ class Alerts:
             self._counts,
         )
         self._book, notices = incidents.step(
-            self._book, find(seen, self._limits), now, self._timing
+            self._book, find(observation, self._limits), now, self._timing
         )
         self._nodes = nodes_seen(self._nodes, server, now)
         for notice in notices:
@@ -221,7 +221,7 @@ class Alerts:
         state = SavedAlerts(
             incidents.saved(self._book),
             # Rounded to the hour: exact times would change the state with every check.
-            {name: seen // 3600 * 3600 for name, seen in self._nodes.items()},
+            {name: last_seen // 3600 * 3600 for name, last_seen in self._nodes.items()},
             self._digest_day,
             self._delivery.waiting(),
         )
@@ -260,4 +260,4 @@ def counted() -> Counts:
 
 def _samples(counter: Counter) -> list[tuple[dict[str, str], float]]:
     samples = [sample for metric in counter.collect() for sample in metric.samples]
-    return [(each.labels, each.value) for each in samples if each.name.endswith("_total")]
+    return [(sample.labels, sample.value) for sample in samples if sample.name.endswith("_total")]

@@ -38,9 +38,12 @@ def test(server: ServerClient, as_json: bool) -> None:
 
     answer = server.post("/admin/alerts/test", {})
     tested = read(TestedAlerts, answer).destinations
-    lines = [f"{each.to} ({each.form}): {each.problem or 'delivered'}" for each in tested]
+    lines = [
+        f"{destination.to} ({destination.form}): {destination.problem or 'delivered'}"
+        for destination in tested
+    ]
     show_answer(answer, as_json, lines)
-    if any(each.problem for each in tested):
+    if any(destination.problem for destination in tested):
         click.get_current_context().exit(_FAILED)
 
 
@@ -58,17 +61,20 @@ def _rendered(answer: Any) -> RenderableType:
             continue
         rows: list[tuple[object, ...]] = [
             (
-                each.id if number == 0 else "",
-                each.severity if number == 0 else "",
+                incident.id if number == 0 else "",
+                incident.severity if number == 0 else "",
                 cause.kind,
                 cause.sentence,
                 elapsed(cause.since) if cause.over is None else duration(cause.over - cause.since),
                 "holds" if cause.over is None else "over",
             )
-            for each in incidents
-            for number, cause in enumerate(each.causes)
+            for incident in incidents
+            for number, cause in enumerate(incident.causes)
         ]
         parts.append(table(title, ("incident", "severity", "kind", "cause", "for", "state"), rows))
-    rows = [(each.to, each.form, each.waiting, each.problem) for each in alerts.destinations]
+    rows = [
+        (destination.to, destination.form, destination.waiting, destination.problem)
+        for destination in alerts.destinations
+    ]
     parts.append(table("Told", ("to", "form", "waiting", "problem"), rows))
     return Group(*parts)

@@ -56,8 +56,8 @@ def _look(kept: Kept, limit: str) -> CacheState:
         return scan(CacheRules(parse_limit(limit), tuple(kept)))
 
 
-def _state_of(one: CachedRepository, kept: Kept) -> str | None:
-    return kept.get(one.name.lower()) or ("in use" if one.in_use else None)
+def _state_of(repository: CachedRepository, kept: Kept) -> str | None:
+    return kept.get(repository.name.lower()) or ("in use" if repository.in_use else None)
 
 
 @command.command("list")
@@ -65,12 +65,15 @@ def _state_of(one: CachedRepository, kept: Kept) -> str | None:
 def list_cached(kept: Kept, as_json: bool) -> None:
     """Show the models in the cache, the last used first, and the room for more."""
     state = _look(kept, options().cache_bytes)
-    found = sorted(state.repositories, key=lambda one: -one.last_used)
+    repositories = sorted(state.repositories, key=lambda repository: -repository.last_used)
     if as_json:
-        rows = [{**asdict(one), "state": _state_of(one, kept)} for one in found]
+        rows = [
+            {**asdict(repository), "state": _state_of(repository, kept)}
+            for repository in repositories
+        ]
         totals = {"folder": str(state.folder), "total_bytes": state.total_bytes}
-        room = {"limit_bytes": state.limit_bytes, "free_bytes": state.free_bytes}
-        show_json({"repositories": rows, **totals, **room})
+        space = {"limit_bytes": state.limit_bytes, "free_bytes": state.free_bytes}
+        show_json({"repositories": rows, **totals, **space})
         return
     limit = "no limit" if state.limit_bytes is None else f"limit {format_size(state.limit_bytes)}"
     title = (
@@ -79,13 +82,13 @@ def list_cached(kept: Kept, as_json: bool) -> None:
     )
     cells = (
         (
-            one.name,
-            ", ".join(commit[:8] for commit in one.revisions),
-            format_size(one.size_bytes),
-            elapsed(one.last_used),
-            _state_of(one, kept),
+            repository.name,
+            ", ".join(commit[:8] for commit in repository.revisions),
+            format_size(repository.size_bytes),
+            elapsed(repository.last_used),
+            _state_of(repository, kept),
         )
-        for one in found
+        for repository in repositories
     )
     headings = ("model", "revisions", "size", "not used for", "state")
     console().print(table(title, headings, cells))
@@ -123,13 +126,15 @@ def prune(kept: Kept, as_json: bool, to: str | None, dry_run: bool) -> None:
 def remove(kept: Kept, as_json: bool, name: str) -> None:
     """Delete the model NAME from the cache."""
     state = _look(kept, "")
-    found = [one for one in state.repositories if one.name.lower() == name.lower()]
-    if not found:
+    matches = [
+        repository for repository in state.repositories if repository.name.lower() == name.lower()
+    ]
+    if not matches:
         raise NotFoundError(f"{name!r} is not in {state.folder}; `ndif cache list` lists what is.")
-    for one in found:
-        if (why := _state_of(one, kept)) is not None:
-            raise RefusedCommandError(f"{one.name!r} stays in the cache: it is {why}.")
-    _delete(state, found, as_json)
+    for repository in matches:
+        if (why := _state_of(repository, kept)) is not None:
+            raise RefusedCommandError(f"{repository.name!r} stays in the cache: it is {why}.")
+    _delete(state, matches, as_json)
 
 
 def _delete(
@@ -138,14 +143,25 @@ def _delete(
     """Delete repositories and print the result; raise a CommandError if one could not be deleted."""
     from ndif.runtime.weights.cache import delete
 
-    gone = [one for one in chosen if dry_run or delete(one.name)]
-    left = state.total_bytes - sum(one.size_bytes for one in gone)
+    deleted = [repository for repository in chosen if dry_run or delete(repository.name)]
+    remaining = state.total_bytes - sum(repository.size_bytes for repository in deleted)
     verb = "Would delete" if dry_run else "Deleted"
-    lines = [f"{verb} {one.name} ({format_size(one.size_bytes)})." for one in gone]
-    lines.append(f"The cache {'would have' if dry_run else 'has'} {format_size(left)}.")
-    if state.limit_bytes is not None and left > state.limit_bytes and len(gone) == len(chosen):
+    lines = [
+        f"{verb} {repository.name} ({format_size(repository.size_bytes)})."
+        for repository in deleted
+    ]
+    lines.append(f"The cache {'would have' if dry_run else 'has'} {format_size(remaining)}.")
+    if (
+        state.limit_bytes is not None
+        and remaining > state.limit_bytes
+        and len(deleted) == len(chosen)
+    ):
         lines.append("All that is left is deployed, booked or in use.")
-    answer = {"deleted": [one.name for one in gone], "total_bytes": left, "dry_run": dry_run}
+    answer = {
+        "deleted": [repository.name for repository in deleted],
+        "total_bytes": remaining,
+        "dry_run": dry_run,
+    }
     show_answer(answer, as_json, lines)
-    if failed := [one.name for one in chosen if one not in gone]:
+    if failed := [repository.name for repository in chosen if repository not in deleted]:
         raise CommandError(f"In use, or not this user's to delete: {', '.join(failed)}.")

@@ -43,8 +43,8 @@ def retry(server: ServerClient, as_json: bool, request_id: str | None, every: bo
     body = {"all": True} if every else {"request_id": request_id}
     answer = read(Retried, server.post("/admin/callbacks/retry", body))
     count = len(answer.retried)
-    one = f"The call-back of {answer.retried[0]} is made again." if count == 1 else None
-    show_answer(answer, as_json, [one or f"{count} call-backs are made again."])
+    sentence = f"The call-back of {answer.retried[0]} is made again." if count == 1 else None
+    show_answer(answer, as_json, [sentence or f"{count} call-backs are made again."])
 
 
 def _rendered(answer: Any) -> RenderableType:
@@ -52,23 +52,23 @@ def _rendered(answer: Any) -> RenderableType:
 
     from ndif.schema.callback import Callbacks
 
-    found = read(Callbacks, answer)
-    if not found.callbacks:
+    callbacks = read(Callbacks, answer)
+    if not callbacks.callbacks:
         return Text("No call-back waits, and none was given up.")
-    length = unique_length(each.request_id for each in found.callbacks)
+    length = unique_length(callback.request_id for callback in callbacks.callbacks)
     rows = [
         (
-            each.request_id[:length],
-            each.to,
-            each.status,
-            each.state,
-            each.attempts,
-            elapsed(each.created),
-            duration(each.due - time.time()) if each.state == "waiting" else None,
-            each.problem,
+            callback.request_id[:length],
+            callback.to,
+            callback.status,
+            callback.state,
+            callback.attempts,
+            elapsed(callback.created),
+            duration(callback.due - time.time()) if callback.state == "waiting" else None,
+            callback.problem,
         )
-        for each in found.callbacks
+        for callback in callbacks.callbacks
     ]
-    title = f"Call-backs: {found.waiting} waiting, {found.given_up} given up"
+    title = f"Call-backs: {callbacks.waiting} waiting, {callbacks.given_up} given up"
     headings = ("request", "to", "job", "state", "failed", "for", "again in", "problem")
     return table(title, headings, rows)

@@ -133,9 +133,11 @@ def command(
     wait = not no_wait
     body = {"deployments": entries, "generation": generation, "wait": wait, "sync": sync}
     names = ", ".join(entry["repo_id"] for entry in entries)
-    what = f"{names} to be placed" if no_wait else f"{names} to load; `ndif status` shows how far"
+    awaited = (
+        f"{names} to be placed" if no_wait else f"{names} to load; `ndif status` shows how far"
+    )
     quiet = as_json or no_wait
-    answer = post_with_progress(server, "/admin/deploy", body, quiet=quiet, what=what)
+    answer = post_with_progress(server, "/admin/deploy", body, quiet=quiet, awaited=awaited)
     report(answer, as_json, state="is loading" if no_wait else "is ready")
 
 
@@ -149,7 +151,10 @@ def _entries(
     from ndif.schema.deployment_settings import parse_checkpoint
 
     if file is None:
-        return [to_entry(parse_checkpoint(each, here=server.is_local)) for each in checkpoints]
+        return [
+            to_entry(parse_checkpoint(checkpoint, is_local=server.is_local))
+            for checkpoint in checkpoints
+        ]
     changes = read_changes(file)
     if not changes:
         raise CommandError(f"{file} names no model.")
@@ -157,7 +162,7 @@ def _entries(
 
 
 def post_with_progress(
-    server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool, what: str
+    server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool, awaited: str
 ) -> Outcomes:
     """POST `body`, show the replicas that are loading until the answer comes, and return the answer."""
     from ndif.control.answers import Outcomes
@@ -165,11 +170,11 @@ def post_with_progress(
     answer: Future[Outcomes] = Future()
 
     if not quiet and sys.stderr.isatty():
-        what = ""  # progress bars show it
+        awaited = ""  # progress bars show it
 
     def post() -> None:
         try:
-            answer.set_result(read(Outcomes, server.post(path, body, None, what)))
+            answer.set_result(read(Outcomes, server.post(path, body, None, awaited)))
         except Exception as error:
             answer.set_exception(error)
 
@@ -219,8 +224,8 @@ def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
     for replica_id, (name, replica) in loading.items():
         if replica_id not in shown:
             shown[replica_id] = bars.add_task(f"Loading {name}", total=None)
-        done = replica["done"] or 0
-        bars.update(shown[replica_id], completed=done, total=replica["total"])
+        loaded = replica["done"] or 0
+        bars.update(shown[replica_id], completed=loaded, total=replica["total"])
 
 
 def report(answer: Outcomes, as_json: bool, *, state: str) -> None:
@@ -236,9 +241,9 @@ def _outcome(model: DeployedModel, state: str) -> Iterator[str]:
     name = model.repo_id
     if model.changes:
         yield f"{name}: {', '.join(map(str, model.changes))}."
-    for each in model.evicted:
-        replica = f"replica {each.replica_id}" if each.replica_id else "while it was set up"
-        yield f"Evicted: {variant_name(each.model)} ({replica})."
+    for eviction in model.evicted:
+        replica = f"replica {eviction.replica_id}" if eviction.replica_id else "while it was set up"
+        yield f"Evicted: {variant_name(eviction.model)} ({replica})."
     if model.is_down:
         is_over = state == "is ready"
         lasts = "" if model.down_s is None else f", {format_duration(model.down_s)}"

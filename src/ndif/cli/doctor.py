@@ -29,13 +29,13 @@ def command(as_json: bool) -> None:
     from ndif.launch.machine_checks import check_machine
     from ndif.sandbox.confinement.layers import detect_layers, missing_layers
 
-    found = detect_layers()
-    lacking = missing_layers(found)
+    detected = detect_layers()
+    lacking = missing_layers(detected)
     with waiting_for("the NVIDIA driver and the services to answer"):
         checks = check_machine(options())
     warn_of_unread_variables()
     if as_json:
-        layers = [asdict(layer) for layer in found]
+        layers = [asdict(layer) for layer in detected]
         show_json(
             {
                 "layers": layers,
@@ -44,7 +44,7 @@ def command(as_json: bool) -> None:
             }
         )
     else:
-        _show(found, checks)
+        _show(detected, checks)
         console().print(
             "Untrusted code runs confined on this machine."
             if not lacking

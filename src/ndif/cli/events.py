@@ -27,7 +27,7 @@ def command(server: ServerClient, as_json: bool, kind: str | None, limit: int) -
     from ndif.control.answers import Events
 
     events = read(Events, server.get("/admin/events")).events
-    chosen = [each for each in events if kind in (None, each.kind)]
+    chosen = [event for event in events if kind in (None, event.kind)]
     show(Events(events=chosen[:limit]), as_json, _rendered)
 
 
@@ -36,12 +36,12 @@ def _rendered(answer: Events) -> RenderableType:
 
     rows = [
         (
-            datetime.fromtimestamp(each.at).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-            each.kind if each.count == 1 else f"{each.kind} ({each.count} times)",
-            each.subject,
-            each.by,
-            each.text,
+            datetime.fromtimestamp(event.at).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+            event.kind if event.count == 1 else f"{event.kind} ({event.count} times)",
+            event.subject,
+            event.by,
+            event.text,
         )
-        for each in answer.events
+        for event in answer.events
     ]
     return table("Events", ("time", "kind", "subject", "by", ""), rows)

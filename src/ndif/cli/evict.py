@@ -50,18 +50,18 @@ def command(
         "cold": cold,
         "all": everything,
     }
-    told = server.post("/admin/evict", body, None, "requests that run there to end")
-    answer = read(Evicted, told)
+    content = server.post("/admin/evict", body, None, "requests that run there to end")
+    answer = read(Evicted, content)
     show_answer(answer, as_json, _lines(answer))
 
 
 def _lines(answer: Evicted) -> Iterator[str]:
-    length = unique_length(each.replica_id or "" for each in answer.evicted)
-    for each in answer.evicted:
+    length = unique_length(eviction.replica_id or "" for eviction in answer.evicted)
+    for eviction in answer.evicted:
         outcome = "its deployment is cancelled"
-        if each.replica_id:
-            outcome = f"replica {each.replica_id[:length]} is evicted"
-        yield f"{variant_name(each.model_key)}: {outcome}."
+        if eviction.replica_id:
+            outcome = f"replica {eviction.replica_id[:length]} is evicted"
+        yield f"{variant_name(eviction.model_key)}: {outcome}."
     for repo_id in answer.scheduled:
         yield f"{repo_id} stays: the calendar has it deployed now."
     if not answer.evicted:

@@ -21,5 +21,5 @@ def command(server: ServerClient, as_json: bool, dry_run: bool) -> None:
     answer = read(Collected, server.post("/admin/gc", {"dry_run": dry_run}, timeout_s=None))
     verb = "would be" if dry_run else "were"
     counts = [f"{count} {name}" for name, count in answer.expired.items() if count]
-    told = ", ".join(counts) if counts else "nothing"
-    show_answer(answer, as_json, [f"Expired: {told}{f' {verb} deleted' if counts else ''}."])
+    expired = ", ".join(counts) if counts else "nothing"
+    show_answer(answer, as_json, [f"Expired: {expired}{f' {verb} deleted' if counts else ''}."])

@@ -40,21 +40,21 @@ def _checks(ready: bool) -> dict[str, bool]:
     from ndif.launch.services.service import accepts_connections
 
     folders = run_folders()
-    found: dict[str, bool] = {}
+    health: dict[str, bool] = {}
     running = folders.running()
     if running is not None:
         record = running[1]
         if record.node_type == "worker":
-            found["worker"] = _has_node(*running)
+            health["worker"] = _has_node(*running)
         else:
-            found["server"] = _server_answers(record, ready)
+            health["server"] = _server_answers(record, ready)
     for name in STANDALONE:
         alone = folders.of_service(name).running()
         if alone is not None:
             folder, record = alone
             is_up = accepts_connections(record.host, record.port)
-            found[name] = is_up and (name != "ray" or _has_node(folder, record))
-    return found
+            health[name] = is_up and (name != "ray" or _has_node(folder, record))
+    return health
 
 
 def _has_node(folder: RunFolder, record: RunRecord) -> bool:
@@ -72,7 +72,7 @@ def _server_answers(record: RunRecord, ready: bool) -> bool:
     url = local_url(record.host, record.port)
     options: dict[str, Any] = {"timeout": 5, "trust_env": False, "verify": False}
     try:
-        found = httpx.get(f"{url}/{'connected' if ready else 'ping'}", **options)
+        response = httpx.get(f"{url}/{'connected' if ready else 'ping'}", **options)
     except httpx.HTTPError:
         return False
-    return found.is_success
+    return response.is_success

@@ -114,22 +114,22 @@ def _config(url: str | None, token: str | None, as_json: bool) -> None:
             raise
         settings, owner = variables(options()), "a server that is started now"
     else:
-        told = server.get("/admin/config")["settings"]
-        settings = adapter(list[Variable]).validate_python(told)
+        content = server.get("/admin/config")["settings"]
+        settings = adapter(list[Variable]).validate_python(content)
         owner = f"the server at {server.url}"
     warn_of_unread_variables()
     if as_json:
-        show_json({"settings": [asdict(each) for each in settings]})
+        show_json({"settings": [asdict(variable) for variable in settings]})
         return
     rows = (
         (
-            each.name,
-            as_text(each.value, each.unit) or None,
-            each.source,
-            as_text(each.default, each.unit) or None,
-            each.meaning,
+            variable.name,
+            as_text(variable.value, variable.unit) or None,
+            variable.source,
+            as_text(variable.default, variable.unit) or None,
+            variable.meaning,
         )
-        for each in settings
+        for variable in settings
     )
     headings = ("variable", "value", "source", "default", "meaning")
     console().print(table(f"Configuration of {owner}", headings, rows))

@@ -75,12 +75,12 @@ def list_(server: ServerClient, as_json: bool, limit: int) -> None:
 def cancel(server: ServerClient, as_json: bool, job_id: str) -> None:
     """End a job that waits or runs. JOB_ID may be the beginning of one."""
     if server.is_user:
-        found = whole_id(server, job_id)
-        answer = server.delete(f"/request/{found}")
+        full_id = whole_id(server, job_id)
+        answer = server.delete(f"/request/{full_id}")
     else:
         answer = server.post("/admin/kill", {"request_id": job_id})
-        found = answer["request_id"]
-    show_answer(answer, as_json, [f"Job {found} is ended."])
+        full_id = answer["request_id"]
+    show_answer(answer, as_json, [f"Job {full_id} is ended."])
 
 
 @command.command()
@@ -98,40 +98,42 @@ def result(server: ServerClient, as_json: bool, job_id: str, output: Path) -> No
 
     The file is written decompressed: `torch.load(FILE, weights_only=False)` reads it.
     """
-    found = whole_id(server, job_id)
+    full_id = whole_id(server, job_id)
     try:
-        response = server.get(f"/response/{found}")
+        response = server.get(f"/response/{full_id}")
     except RefusedCommandError as error:
         if server.is_user:
             raise
         raise RefusedCommandError(
-            f"The result of job {found} is its user's alone: give the key that sent it, with --key or in "
+            f"The result of job {full_id} is its user's alone: give the key that sent it, with --key or in "
             "NDIF_API_KEY."
         ) from error
     if response["status"] != "COMPLETED":
         raise CommandError(
-            f"Job {found} has no result: it is {response['status']}. {response['description']}"
+            f"Job {full_id} has no result: it is {response['status']}. {response['description']}"
         )
     data = response["data"]
     size = _download(data if isinstance(data, str) else data[0], output)
-    answer = {"id": found, "file": str(output), "bytes": size}
-    show_answer(answer, as_json, [f"{output} has the result of job {found} ({format_size(size)})."])
+    answer = {"id": full_id, "file": str(output), "bytes": size}
+    show_answer(
+        answer, as_json, [f"{output} has the result of job {full_id} ({format_size(size)})."]
+    )
 
 
 def _jobs(server: ServerClient, limit: int) -> list[dict[str, Any]]:
     if server.is_user:
-        found: list[dict[str, Any]] = server.get(f"/requests?limit={limit}")["requests"]
+        jobs: list[dict[str, Any]] = server.get(f"/requests?limit={limit}")["requests"]
     else:
-        found = server.post("/admin/jobs", {"limit": limit})["jobs"]
-    return found
+        jobs = server.post("/admin/jobs", {"limit": limit})["jobs"]
+    return jobs
 
 
 def whole_id(server: ServerClient, job_id: str) -> str:
     """Return the one id that begins with `job_id`, or `job_id` if none does; raise if several do."""
-    found = matching_ids(job_id, (job["id"] for job in _jobs(server, 1000)))
-    if len(found) > 1:
-        raise NotFoundError(f"{job_id!r} is the beginning of {len(found)} ids: give more of it.")
-    return found[0] if found else job_id
+    matches = matching_ids(job_id, (job["id"] for job in _jobs(server, 1000)))
+    if len(matches) > 1:
+        raise NotFoundError(f"{job_id!r} is the beginning of {len(matches)} ids: give more of it.")
+    return matches[0] if matches else job_id
 
 
 def _download(url: str, output: Path) -> int:
@@ -194,7 +196,7 @@ def _rendered(answer: Mapping[str, Any], *, has_users: bool) -> RenderableType:
     from ndif.schema.job_state import JobState, OwnJob
 
     kind: type[OwnJob] = JobState if has_users else OwnJob
-    jobs = [read(kind, each) for each in answer["jobs"]]
+    jobs = [read(kind, job) for job in answer["jobs"]]
     if not jobs:
         return Text("There are no jobs.")
     length = unique_length(job.id for job in jobs)

@@ -85,7 +85,7 @@ def show_one(accounts: AccountsClient, as_json: bool, key: str) -> None:
     from ndif.schema.account import ApiKey, ApiKeys
 
     answer = accounts.get(ApiKey, "keys/show", key=key)
-    show(answer, as_json, lambda one: keys_table(ApiKeys(keys=[one])))
+    show(answer, as_json, lambda api_key: keys_table(ApiKeys(keys=[api_key])))
 
 
 @command.command("revoke")
@@ -99,14 +99,16 @@ def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
     from ndif.schema.account import RevokedApiKey
 
     answer = accounts.post(RevokedApiKey, "keys/revoke", key=key)
-    said = [f"{_named(answer)} is revoked."]
+    lines = [f"{_named(answer)} is revoked."]
     if not accounts.asks_a_server:
-        said.append(
+        lines.append(
             "No server runs here that could end its jobs: those that wait elsewhere will run."
         )
     elif killed := answer.killed:
-        said.append("One job of it is ended." if killed == 1 else f"{killed} jobs of it are ended.")
-    show_answer(answer, as_json, said)
+        lines.append(
+            "One job of it is ended." if killed == 1 else f"{killed} jobs of it are ended."
+        )
+    show_answer(answer, as_json, lines)
 
 
 @command.command("import")
@@ -174,12 +176,12 @@ def _named(key: ApiKey) -> str:
 
 
 def _imported(answer: ImportedKeys) -> str:
-    known = f"; {answer.known} were there already" if answer.known else ""
-    return f"{answer.imported} keys are imported{known}."
+    existing = f"; {answer.known} were there already" if answer.known else ""
+    return f"{answer.imported} keys are imported{existing}."
 
 
 def _fields(entry: KeyEntry) -> dict[str, Any]:
     tier = entry.tier
     rights = dict.fromkeys(tier.rights, True)
-    made = {"tier": tier.name, "weight": tier.weight, **rights} if tier.name else None
-    return {"sha256": entry.digest, "user": entry.user, "tier": made}
+    tier_fields = {"tier": tier.name, "weight": tier.weight, **rights} if tier.name else None
+    return {"sha256": entry.digest, "user": entry.user, "tier": tier_fields}

@@ -112,7 +112,7 @@ def complete_models(
 
     with contextlib.suppress(NdifError, OSError, ValueError, KeyError, TypeError):
         server = connect(context.params.get("url"), context.params.get("token"))
-        found = {str(model["repo_id"]) for model in server.get("/admin/status")["models"]}
-        begun = incomplete.lower()
-        return [CompletionItem(name) for name in sorted(found) if name.lower().startswith(begun)]
+        names = {str(model["repo_id"]) for model in server.get("/admin/status")["models"]}
+        prefix = incomplete.lower()
+        return [CompletionItem(name) for name in sorted(names) if name.lower().startswith(prefix)]
     return []

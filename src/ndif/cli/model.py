@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Show a model's modules by the paths that a trace has for them, and facts about it."""
     given = {"revision": revision, "generation": generation}
-    query = urlencode({each: value for each, value in given.items() if value is not None})
+    query = urlencode({key: value for key, value in given.items() if value is not None})
     model = server.get(f"/models/{quote(name)}?{query}")
     if as_json:
         show_json(model)
@@ -63,9 +63,9 @@ def _trace(model: Mapping[str, Any], generation: str | None) -> str:
     snippets = model["snippets"]
     wanted = generation or next(iter(snippets), None)
     if wanted not in snippets:
-        known = f" There are some for {', '.join(snippets)}." if snippets else ""
+        hint = f" There are some for {', '.join(snippets)}." if snippets else ""
         of = f" for nnsight {generation}" if generation else ""
-        raise click.ClickException(f"There is no trace of {model['repo_id']}{of}.{known}")
+        raise click.ClickException(f"There is no trace of {model['repo_id']}{of}.{hint}")
     return str(snippets[wanted])
 
 
@@ -88,18 +88,22 @@ def _facts(model: Mapping[str, Any]) -> Iterator[str]:
     if model["parameters"] is not None:
         size = f", {format_size(model['bytes'])} in {model['dtype']}" if model["bytes"] else ""
         yield f"{model['parameters']:,} parameters{size}"
-    known = [f"{name} {model[key]:,}" for name, key in _FACTS if model[key] is not None]
-    if known:
-        yield ", ".join(known)
+    sizes = [f"{name} {model[key]:,}" for name, key in _FACTS if model[key] is not None]
+    if sizes:
+        yield ", ".join(sizes)
     about = [f"licence {model['license']}"] if model["license"] else []
     about += ["gated"] if model["gated"] else []
     about += [model["card"]] if model["card"] else []
     if about:
         yield ", ".join(about)
     served = [
-        f"{each} ({model['runtimes'].get(each, 'NOT DEPLOYED')}"
-        + (f", loaded in {duration(model['load_s'][each])})" if each in model["load_s"] else ")")
-        for each in model["generations"]
+        f"{generation} ({model['runtimes'].get(generation, 'NOT DEPLOYED')}"
+        + (
+            f", loaded in {duration(model['load_s'][generation])})"
+            if generation in model["load_s"]
+            else ")"
+        )
+        for generation in model["generations"]
     ]
     yield f"nnsight {', '.join(served) or 'none'}"
 
@@ -131,8 +135,8 @@ def _label(node: Mapping[str, Any], generation: str) -> Text:
     if node["count"]:
         label.append(f"  {node['count']:,}", style="dim")
     own = [
-        f"{_printable(each['name'])} {'x'.join(map(str, each['shape'])) or 'scalar'}"
-        for each in node["parameters"]
+        f"{_printable(parameter['name'])} {'x'.join(map(str, parameter['shape'])) or 'scalar'}"
+        for parameter in node["parameters"]
     ]
     if own:
         label.append(f"  {', '.join(own)}", style="dim")

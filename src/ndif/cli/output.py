@@ -58,10 +58,10 @@ def console() -> Console:
     """Return the console for tables; in a pipe, it is wide enough not to fold lines."""
     from rich.console import Console
 
-    found = Console(highlight=False)
-    if found.is_terminal:
-        return found
-    return Console(highlight=False, width=max(found.width, _PIPE_WIDTH))
+    output = Console(highlight=False)
+    if output.is_terminal:
+        return output
+    return Console(highlight=False, width=max(output.width, _PIPE_WIDTH))
 
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Iterable[object]]) -> Table:
@@ -69,12 +69,12 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Iterable[object]])
     from rich.markup import escape
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", show_header=any(headings))
+    grid = Table(title=title, title_justify="left", show_header=any(headings))
     for heading in headings:
-        made.add_column(heading, overflow="fold")
+        grid.add_column(heading, overflow="fold")
     for row in rows:
-        made.add_row(*(escape("-" if cell is None else str(cell)) for cell in row))
-    return made
+        grid.add_row(*(escape("-" if cell is None else str(cell)) for cell in row))
+    return grid
 
 
 def under(head: Sequence[object], rows: Iterable[Iterable[object]]) -> Iterator[tuple[object, ...]]:
@@ -98,10 +98,10 @@ def variant_name(variant: str) -> str:
     from ndif.schema.model_key import Variant
 
     try:
-        found = Variant.parse(variant)
+        parsed = Variant.parse(variant)
     except ValueError:
         return variant
-    return f"{found.model.repo_id} (nnsight {found.generation})"
+    return f"{parsed.model.repo_id} (nnsight {parsed.generation})"
 
 
 def show(answer: T, as_json: bool, render: Callable[[T], RenderableType]) -> None:

@@ -64,7 +64,7 @@ def command(
     from ndif.schema.client_status import ServerStatus
 
     runtimes = Runtimes(options().runtimes).installed()
-    if missing := [each for each in generations if each not in runtimes]:
+    if missing := [generation for generation in generations if generation not in runtimes]:
         raise CommandError(
             f"nnsight {missing[0]} is not installed here; {', '.join(runtimes) or 'none'} is. "
             f"{how_to_add(missing[0])}"
@@ -78,12 +78,12 @@ def command(
     with TemporaryDirectory(prefix="ndif-probe-", ignore_cleanup_errors=True) as cache:
         for model in chosen:
             for generation in generations or _generations_of(model, runtimes):
-                found = _probe(
+                result = _probe(
                     server, model, runtimes[generation], Path(cache), first, timeout_s=timeout
                 )
-                results.append(found)
+                results.append(result)
     if as_json:
-        show_json({"probes": [_described(*each) for each in results]})
+        show_json({"probes": [_described(*result) for result in results]})
     elif results:
         console().print(
             table(
@@ -101,19 +101,19 @@ def _chosen(
 ) -> Iterator[ModelStatus]:
     """Yield the models with these names, or all deployed ones if there are no names."""
     if not names:
-        yield from (each for each in deployments.values() if _is_deployed(each))
+        yield from (model for model in deployments.values() if _is_deployed(model))
         return
     for name in names:
         repo_id, _, revision = name.partition("@")
-        found = [
+        matches = [
             model
             for model in deployments.values()
             if model.repo_id.lower() == repo_id.lower()
             and (not revision or model.revision == revision)
         ]
-        if not found:
+        if not matches:
             raise NotFoundError(f"The server has no model {name!r} deployed.")
-        yield from found
+        yield from matches
 
 
 def _is_deployed(model: ModelStatus) -> bool:
@@ -124,7 +124,7 @@ def _is_deployed(model: ModelStatus) -> bool:
 
 def _generations_of(model: ModelStatus, runtimes: Mapping[str, Runtime]) -> Iterator[str]:
     """Yield the installed generations in which a model has a state, or else the first installed one."""
-    deployed = [each for each in runtimes if each in model.runtimes]
+    deployed = [generation for generation in runtimes if generation in model.runtimes]
     yield from deployed or [*runtimes][:1]
 
 

@@ -33,25 +33,25 @@ def _rendered(answer: Any) -> RenderableType:
     from ndif.schema.job_state import Queues
 
     queues = read(Queues, answer)
-    running = [each for model in queues.models for each in model.running]
-    waiting = [each.request_id for model in queues.models for each in model.waiting]
-    length = unique_length([*(each.request_id for each in running), *waiting])
-    of_replica = unique_length(each.replica_id for each in running)
+    running = [request for model in queues.models for request in model.running]
+    waiting = [request.request_id for model in queues.models for request in model.waiting]
+    length = unique_length([*(request.request_id for request in running), *waiting])
+    of_replica = unique_length(request.replica_id for request in running)
     rows: list[tuple[object, ...]] = []
     for model in queues.models:
         requests: list[tuple[object, ...]] = [
             (
-                *_whose(each, length),
+                *_whose(request, length),
                 "running",
-                elapsed(each.since),
+                elapsed(request.since),
                 "",
-                each.replica_id[:of_replica],
+                request.replica_id[:of_replica],
             )
-            for each in model.running
+            for request in model.running
         ]
-        for each in model.waiting:
-            times = elapsed(each.received), duration(each.expected_start_s)
-            requests.append((*_whose(each, length), each.position, *times, ""))
+        for request in model.waiting:
+            times = elapsed(request.received), duration(request.expected_start_s)
+            requests.append((*_whose(request, length), request.position, *times, ""))
         rows += under((model.repo_id, model.generation), requests)
     if not rows:
         return Text("No request is running or waiting.")

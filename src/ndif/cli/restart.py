@@ -39,7 +39,7 @@ _LOOK_S = 0.1
 
 
 @click.command("restart")
-@click.argument("what", required=False, metavar="[SERVICE|MODEL]", shell_complete=complete_models)
+@click.argument("target", required=False, metavar="[SERVICE|MODEL]", shell_complete=complete_models)
 @click.option(
     "--generation",
     metavar="0.7",
@@ -49,7 +49,7 @@ _LOOK_S = 0.1
 @token_option
 @json_option
 def command(
-    what: str | None, generation: str | None, url: str | None, token: str | None, as_json: bool
+    target: str | None, generation: str | None, url: str | None, token: str | None, as_json: bool
 ) -> None:
     """Restart a service, the replicas of MODEL, or without an argument the server.
 
@@ -57,29 +57,29 @@ def command(
     the others go on. The whole server starts again detached from the terminal, with the options and the
     environment of its first start and the models that are deployed now.
     """
-    if generation is not None and what in (None, "all", *LOG_NAMES):
+    if generation is not None and target in (None, "all", *LOG_NAMES):
         raise click.UsageError("--generation is for the replicas of a MODEL.")
-    if what in LOG_NAMES:
-        _restart_service(what, url, token, as_json)
-    elif what in (None, "all"):
+    if target in LOG_NAMES:
+        _restart_service(target, url, token, as_json)
+    elif target in (None, "all"):
         _restart_server(connect(url, token), as_json)
     else:
-        _restart_model(connect(url, token), what, generation, as_json)
+        _restart_model(connect(url, token), target, generation, as_json)
 
 
 def _restart_model(server: ServerClient, model: str, generation: str | None, as_json: bool) -> None:
     from ndif.control.answers import Restarted
 
     body = {"model": model, "generation": generation}
-    told = server.post("/admin/restart", body, what="replicas to be replaced")
-    answer = read(Restarted, told)
-    length = unique_length(each.replica_id for each in answer.restarted)
+    content = server.post("/admin/restart", body, awaited="replicas to be replaced")
+    answer = read(Restarted, content)
+    length = unique_length(replica.replica_id for replica in answer.restarted)
     show_answer(
         answer,
         as_json,
         (
-            f"{variant_name(each.model_key)}: replica {each.replica_id[:length]} restarts."
-            for each in answer.restarted
+            f"{variant_name(replica.model_key)}: replica {replica.replica_id[:length]} restarts."
+            for replica in answer.restarted
         ),
     )
 
@@ -121,8 +121,8 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
 
     log = run_folder.log(name)
     # If there is none, the last has just ended, and its supervisor is about to start another.
-    found: list[int | None] = [*processes()]
-    for process in found or [None]:
+    pids: list[int | None] = [*processes()]
+    for process in pids or [None]:
         _restart_process(name, process, processes, is_up, log)
     if as_json:
         show_json({"restarted": name, "processes": processes()})
@@ -151,10 +151,10 @@ def _restart_process(
     ends = f"process {process} of the {name} to end, and another" if process else f"the {name}"
     with waiting_for(f"{ends} to be up"):
         while time.time() < began + _RESTART_S:
-            there = {*processes()}
-            if process not in there and any(is_up(each, began) for each in there - before):
+            current = {*processes()}
+            if process not in current and any(is_up(pid, began) for pid in current - before):
                 return
-            if started - there:
+            if started - current:
                 raise CommandError(
                     "\n".join(
                         [
@@ -164,7 +164,7 @@ def _restart_process(
                         ]
                     )
                 )
-            started |= there - before
+            started |= current - before
             time.sleep(_LOOK_S)
     raise CommandError(
         f"The {name} is not up after {format_duration(_RESTART_S)}; its log, {log}, may say why."
@@ -184,7 +184,7 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
     _warn_of_others(environment)
     arguments = _arguments(server, run_folder, record)
     stop.end(server)
-    done = subprocess.run(  # noqa: S603 - this interpreter, with the arguments of the first start
+    completed = subprocess.run(  # noqa: S603 - this interpreter, with the arguments of the first start
         [
             *(sys.executable, "-m", "ndif", "start", "--detach", *arguments),
             *(["--json"] if as_json else []),
@@ -192,7 +192,7 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
         env=environment,
         check=False,
     )
-    if done.returncode != 0:
+    if completed.returncode != 0:
         raise CommandError("The server stopped, and did not start again.")
 
 

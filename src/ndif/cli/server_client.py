@@ -114,13 +114,13 @@ class ServerClient:
         path: str,
         body: Mapping[str, Any],
         timeout_s: float | None = _TIMEOUT_S,
-        what: str | None = None,
+        awaited: str | None = None,
     ) -> Any:
         """Return the answer of a route to `body`, like `get`; a timeout of None waits without limit.
 
         If the answer takes long, print that the command waits for `what`, or nothing if it is empty.
         """
-        return self._request("POST", path, body, timeout_s, what)
+        return self._request("POST", path, body, timeout_s, awaited)
 
     def _request(
         self,
@@ -128,9 +128,9 @@ class ServerClient:
         path: str,
         body: Mapping[str, Any] | None,
         timeout_s: float | None,
-        what: str | None = None,
+        awaited: str | None = None,
     ) -> Any:
-        with waiting_for(f"the answer of {self.url}{path}" if what is None else what):
+        with waiting_for(f"the answer of {self.url}{path}" if awaited is None else awaited):
             return self._exchange(method, path, body, timeout_s)
 
     def _exchange(

@@ -123,13 +123,13 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
             journal = run(world, requests, seed, lambda count: bar.update(task, completed=count))
     finally:
         ours.setLevel(level)
-    found = report(world, journal, seed)
+    result = report(world, journal, seed)
     took = time.monotonic() - began
     if as_json:
-        show_json(found)
+        show_json(result)
     else:
-        show(found, console(), top)
+        show(result, console(), top)
     errors.print(
-        f"Simulated {format_duration(found['trace']['ended_s'])} in {format_duration(took)}.",
+        f"Simulated {format_duration(result['trace']['ended_s'])} in {format_duration(took)}.",
         highlight=False,
     )

@@ -79,7 +79,7 @@ def command(  # noqa: PLR0913 - each is an option of the command
 
 
 def _role(words: tuple[str, ...], worker: bool) -> tuple[Role, tuple[str, ...]]:
-    component = next((each for each in COMPONENTS if words[:1] == (each,)), None)
+    component = next((name for name in COMPONENTS if words[:1] == (name,)), None)
     if worker and component is not None:
         raise click.UsageError(f"--worker and {component} exclude each other.")
     if worker:

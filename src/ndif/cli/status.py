@@ -92,7 +92,7 @@ def _device(index: int, gpu: GpuState) -> str:
 
 def _models(server: ServerState) -> RenderableType:
     names = {node.id: node.name for node in server.nodes}
-    ids = (each.replica_id for model in server.models for each in model.replicas)
+    ids = (replica.replica_id for model in server.models for replica in model.replicas)
     length = unique_length(ids)
     rows: list[tuple[object, ...]] = []
     for model in server.models:
@@ -113,7 +113,7 @@ def _models(server: ServerState) -> RenderableType:
 
 def _not_deployed(model: ModelState, windows: Iterable[BookedWindow]) -> str:
     """Return the state of a model without a processor, and when a booking loads it."""
-    starts = [each.start for each in windows if each.model == model.repo_id]
+    starts = [window.start for window in windows if window.model == model.repo_id]
     if not starts:
         return _NOT_DEPLOYED
     start = datetime.fromisoformat(min(starts))

@@ -118,8 +118,8 @@ def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked",
 
 def _standalone_services() -> list[tuple[str, RunRecord]]:
     """Return the services that run without a server, in stop order."""
-    found = ((name, run_folders().of_service(name).running()) for name in reversed(STANDALONE))
-    return [(name, running[1]) for name, running in found if running is not None]
+    runs = ((name, run_folders().of_service(name).running()) for name in reversed(STANDALONE))
+    return [(name, running[1]) for name, running in runs if running is not None]
 
 
 def _still_run(services: list[tuple[str, RunRecord]]) -> str:

@@ -49,15 +49,15 @@ def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
         "priority": "Serve them first, by at most NDIF_LINE_HEAD_START_S.",
         "hotswapping": "Load models on demand for them.",
     }
-    made = click.option(
+    decorated = click.option(
         "--limits", type=LimitsParam(), metavar="JSON", help="Limits by name; {}: the server's."
     )(function)
-    made = click.option(
+    decorated = click.option(
         "--weight", type=click.FloatRange(0, 1000, min_open=True), help="Share beside other users."
-    )(made)
+    )(decorated)
     for right, text in helps.items():
-        made = click.option(f"--{right}/--no-{right}", default=None, help=text)(made)
-    return made
+        decorated = click.option(f"--{right}/--no-{right}", default=None, help=text)(decorated)
+    return decorated
 
 
 @command.command("create")
@@ -103,7 +103,7 @@ def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
 
     headings = ("tier", "rights", "weight", "limits", "keys")
     answer = accounts.get(AccountTiers, "tiers")
-    show(answer, as_json, lambda found: table("Tiers", headings, map(_row, found.tiers)))
+    show(answer, as_json, lambda tiers: table("Tiers", headings, map(_row, tiers.tiers)))
 
 
 @command.command("assign")

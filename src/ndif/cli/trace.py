@@ -31,11 +31,11 @@ def command(server: ServerClient, as_json: bool, job_id: str) -> None:
     Each step has a bar in the time from the job's beginning to its end. Steps of the queue, of the
     replica and of its runner overlap: the queue sends a job, the replica runs it.
     """
-    found = whole_id(server, job_id)
+    full_id = whole_id(server, job_id)
     if server.is_user:
-        trace = server.get(f"/requests/{found}")
+        trace = server.get(f"/requests/{full_id}")
     else:
-        trace = server.post("/admin/trace", {"job_id": found})
+        trace = server.post("/admin/trace", {"job_id": full_id})
     show(trace, as_json, partial(_rendered, is_own=server.is_user))
 
 
@@ -61,14 +61,14 @@ def _rendered(answer: Any, *, is_own: bool) -> RenderableType:
         return Group(title, Text("No step of it is recorded."))
     begin = min(step.start for step in steps)
     end = max(step.end for step in steps)
-    made = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("step", "by"):
-        made.add_column(heading)
+        table.add_column(heading)
     for heading in ("begins", "takes"):
-        made.add_column(heading, justify="right")
-    made.add_column("")
+        table.add_column(heading, justify="right")
+    table.add_column("")
     for step in steps:
-        made.add_row(
+        table.add_row(
             escape(step.name),
             escape(step.by),
             _milliseconds(step.start - begin),
@@ -77,7 +77,7 @@ def _rendered(answer: Any, *, is_own: bool) -> RenderableType:
         )
     why = f"; {trace.reason}" if trace.reason else ""
     total = Text(f"{_milliseconds(end - begin)} in all{why}")
-    return Group(title, made, total)
+    return Group(title, table, total)
 
 
 def bar(start: float, end: float, whole_s: float) -> str:

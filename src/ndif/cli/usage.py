@@ -43,10 +43,10 @@ def command(
         day = (datetime.now(timezone.utc) - timedelta(seconds=since)).date().isoformat()
     by = by or ("model" if server.is_user else "user")
     if server.is_user:
-        told = server.get(f"/usage?by={by}" + (f"&since={day}" if day else ""))
+        content = server.get(f"/usage?by={by}" + (f"&since={day}" if day else ""))
     else:
-        told = server.post("/admin/usage", {"by": by, "since": day})
-    answer = read(UsageReport, told)
+        content = server.post("/admin/usage", {"by": by, "since": day})
+    answer = read(UsageReport, content)
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow((by, *_COLUMNS[1:]))

@@ -26,11 +26,11 @@ def command(everything: bool, as_json: bool) -> None:
 
     from ndif.distribution import NAME
 
-    found = {NAME: __version__, "Python": platform.python_version(), **_packages()}
+    versions = {NAME: __version__, "Python": platform.python_version(), **_packages()}
     if as_json:
-        show_json({"version": __version__, "versions": found})
+        show_json({"version": __version__, "versions": versions})
     else:
-        for name, version in found.items():
+        for name, version in versions.items():
             click.echo(f"{name} {version or 'not installed'}")
 
 
@@ -40,15 +40,15 @@ def _packages() -> dict[str, str | None]:
 
     from ndif.host.runtimes import Runtimes
 
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     runtimes = Runtimes(options().runtimes).installed()
-    found.update(
+    versions.update(
         (f"nnsight ({runtime.generation})", runtime.version) for runtime in runtimes.values()
     )
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    found["Linux"] = platform.release()
-    return found
+            versions[name] = None
+    versions["Linux"] = platform.release()
+    return versions

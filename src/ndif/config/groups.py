@@ -334,7 +334,7 @@ class MailSettings(Group):
     def sends_mail(self) -> bool:
         """True if an SMTP server or Mailgun is configured."""
         secrets = (self.smtp_url, self.mailgun_api_key)
-        return any(each.get_secret_value() for each in secrets)
+        return any(secret.get_secret_value() for secret in secrets)
 
 
 class AlertSettings(Group):
@@ -431,8 +431,8 @@ class GatewaySettings(Group):
         """Origins in `cors_origins` as browsers send them: lower case, no default port."""
         origins = map(urlsplit, split(self.cors_origins.lower()))
         return tuple(
-            f"{each.scheme}://{each.netloc.removesuffix(f':{_PORTS[each.scheme]}')}"
-            for each in origins
+            f"{origin.scheme}://{origin.netloc.removesuffix(f':{_PORTS[origin.scheme]}')}"
+            for origin in origins
         )
 
     @property

@@ -48,9 +48,11 @@ class NdifNames(PydanticBaseSettingsSource):
         """Return the values by field name, or by validation alias for fields that have one."""
         given = _given(os.environ)
         fields = self.settings_cls.model_fields
-        found = {field: value for _, field, value in _read(given)}
-        found |= dict.fromkeys(_KEYS, _MINIO) if _is_minio(given) else {}
-        return {str(fields[field].validation_alias or field): each for field, each in found.items()}
+        values = {field: value for _, field, value in _read(given)}
+        values |= dict.fromkeys(_KEYS, _MINIO) if _is_minio(given) else {}
+        return {
+            str(fields[field].validation_alias or field): value for field, value in values.items()
+        }
 
 
 def sentences(environ: Mapping[str, str], names: Mapping[str, str]) -> Iterator[str]:

@@ -307,10 +307,12 @@ def task_of(architectures: Iterable[Any], card: str | None = None) -> str | None
     return that task; else return the architecture's first one.
     """
     names = [str(name) for name in architectures]
-    found = [tasks for name in names for end, tasks in _TASKS.items() if end and name.endswith(end)]
+    matches = [
+        tasks for name in names for end, tasks in _TASKS.items() if end and name.endswith(end)
+    ]
     if not names:
         return card
-    tasks = found[0] if found else _TASKS[""]
+    tasks = matches[0] if matches else _TASKS[""]
     return card if card in tasks else tasks[0]
 
 

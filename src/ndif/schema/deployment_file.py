@@ -197,10 +197,10 @@ def _entries(value: object, source: str) -> Iterator[_Entry]:
 def _from_json(text: str, source: str) -> list[_Entry]:
     twice: list[str] = []
 
-    def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
-        names = [name for name, _ in found]
+    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
+        names = [name for name, _ in items]
         twice.extend(sorted({name for name in names if names.count(name) > 1}))
-        return dict(found)
+        return dict(items)
 
     try:
         value = json.loads(text, object_pairs_hook=pairs) if text.strip() else None

@@ -127,10 +127,10 @@ class DeploymentChange:
         """Return the change that sets every setting of a model."""
         return cls(config, frozenset(SETTING_NAMES.values()))
 
-    def applied_to(self, known: DeploymentConfig) -> DeploymentConfig:
+    def applied_to(self, current: DeploymentConfig) -> DeploymentConfig:
         """Return a known model's settings with this change; raise a `SettingsError` if they conflict."""
         # A deployment of a model that was scaled to 0 replicas requests at least one.
-        base = dataclasses.replace(known, replicas=max(1, known.replicas))
+        base = dataclasses.replace(current, replicas=max(1, current.replicas))
         return _with(base, {name: getattr(self.config, name) for name in self.given})
 
 
@@ -157,13 +157,13 @@ def _text(value: Any) -> str:
 
 def differences(before: DeploymentConfig, after: DeploymentConfig) -> list[SettingDifference]:
     """Return the settings in which two deployments of a model differ."""
-    found = []
+    changes = []
     for setting, name in SETTING_NAMES.items():
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
             written = as_written(name, old), as_written(name, new)
-            found.append(SettingDifference(setting=setting, before=written[0], after=written[1]))
-    return found
+            changes.append(SettingDifference(setting=setting, before=written[0], after=written[1]))
+    return changes
 
 
 def as_written(name: str, value: Any) -> Any:
@@ -238,7 +238,9 @@ def _with(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
         problems["max_replicas"] = (
             f"max_replicas is {config.max_replicas}, but replicas, the minimum, is {config.replicas}."
         )
-    others = [each for each in config.generations if config.runtime not in (None, each)]
+    others = [
+        generation for generation in config.generations if config.runtime not in (None, generation)
+    ]
     if others:
         problems["generations"] = (
             f"generations has {', '.join(others)}, but runtime says that the model is served to "
@@ -251,10 +253,10 @@ def _with(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
 
 def closest_setting(field: str) -> str | None:
     """Return the setting with this name, or the most similar one; None if none is similar."""
-    known = [*SETTING_NAMES, "repo_id"]
-    if field in known:
+    names = [*SETTING_NAMES, "repo_id"]
+    if field in names:
         return field
-    close = get_close_matches(field.lower(), known, 1)
+    close = get_close_matches(field.lower(), names, 1)
     return _SYNONYMS.get(field.lower()) or next(iter(close), None)
 
 
@@ -268,7 +270,7 @@ def _unknown_setting(field: str) -> str:
     return f"{quoted(field)} is not a setting. There are: {', '.join(SETTING_NAMES)}."
 
 
-def parse_checkpoint(argument: str, *, here: bool = True) -> DeploymentConfig:
+def parse_checkpoint(argument: str, *, is_local: bool = True) -> DeploymentConfig:
     """Return the deployment that a command line's CHECKPOINT names; raise an `NdifError` if it is invalid.
 
     CHECKPOINT is ORG/NAME, a model key, or ORG/NAME=FOLDER. With `here`, the folder must be a checkpoint on
@@ -276,14 +278,14 @@ def parse_checkpoint(argument: str, *, here: bool = True) -> DeploymentConfig:
     """
     name, equals, place = argument.partition("=")
     if "{" in name or not equals:
-        if "{" not in argument and _is_path(argument, here=here):
+        if "{" not in argument and _is_path(argument, is_local=is_local):
             raise NdifError(
                 f"{argument} is a folder, and clients ask for a model by name: write ORG/NAME={argument}."
             )
         return parse_deployment(argument, {})
     parse_deployment(name, {})
     folder = Path(place).expanduser()
-    if not here:
+    if not is_local:
         if not folder.is_absolute():
             raise NdifError(
                 f"{place} must be a folder of the server's machine: write its whole path."
@@ -297,7 +299,7 @@ def parse_checkpoint(argument: str, *, here: bool = True) -> DeploymentConfig:
     return parse_deployment(name, {"checkpoint": str(folder.resolve()), "task": task})
 
 
-def _is_path(argument: str, *, here: bool) -> bool:
+def _is_path(argument: str, *, is_local: bool) -> bool:
     return argument.startswith((".", "/", "~")) or (
-        here and bool(argument) and Path(argument).is_dir()
+        is_local and bool(argument) and Path(argument).is_dir()
     )

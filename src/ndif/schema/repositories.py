@@ -40,10 +40,10 @@ class Repositories:
         """Return the sentence for a user who asks for a model of these names; None if it may be loaded."""
         for name in names:
             if not self.permit(name):
-                known = f" Allowed are {', '.join(self.allowed)}." if self.allowed else ""
+                allowed = f" Allowed are {', '.join(self.allowed)}." if self.allowed else ""
                 return (
                     f"{name[:_MAX_QUOTED]!r} is not loaded on demand on this server: its operator does not "
-                    f"allow that repository.{known} Ask them for it, or use a model that /status shows."
+                    f"allow that repository.{allowed} Ask them for it, or use a model that /status shows."
                 )
         return None
 

@@ -54,4 +54,4 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
 
 def steps_from(content: Iterable[Any]) -> tuple[Step, ...]:
     """Return the steps in a list of lists, as JSON has them; of parts that this version has not, none."""
-    return tuple(Step(*each) for each in content if each[1] in PARTS)
+    return tuple(Step(*fields) for fields in content if fields[1] in PARTS)

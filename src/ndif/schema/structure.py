@@ -90,11 +90,16 @@ class ModelDetails:
     """Seconds that its last load took."""
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> ModelDetails:
+    def read(cls, content: Mapping[str, Any]) -> ModelDetails:
         """Return the details of another process, without structures of a form that is not known here."""
-        read = {each: read_structure(found) for each, found in told["structures"].items()}
-        known = {each: found for each, found in read.items() if found is not None}
-        return cls(structures=known, load_s=told["load_s"])
+        read = {
+            generation: read_structure(structure)
+            for generation, structure in content["structures"].items()
+        }
+        structures = {
+            generation: structure for generation, structure in read.items() if structure is not None
+        }
+        return cls(structures=structures, load_s=content["load_s"])
 
 
 def read_structure(content: bytes | str | Any) -> ModelStructure | None:
