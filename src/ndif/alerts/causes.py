@@ -14,19 +14,19 @@ from ndif.sizes import format_size
 
 ERRORS_WITHIN_S = 900.0
 """Window of the error rate: long enough that ten jobs of a quiet model are in it."""
-_LEAST_JOBS = 10
+_MIN_JOBS = 10
 """Minimum jobs for an error rate: a few failures may be one user's mistakes in a notebook."""
 LOST_WITHIN_S = 900.0
-_MOST_LOST = 3
+_MIN_LOST = 3
 """Lost processes of one model in that window that raise an alert; a single one is replaced quietly."""
 EVICTIONS_WITHIN_S = 1800.0
-_MOST_EVICTIONS = 10
+_MAX_EVICTIONS = 10
 """Evictions of one model in that window before an alert; with more it serves under three minutes a time."""
 _BLOCKED_S = 1800.0
 """Seconds since the last dispatch that are a cause: the running jobs may be long."""
-_NODE_S = 24 * 3600.0
+_MISSING_NODE_S = 24 * 3600.0
 """Seconds for which a missing machine is a cause; after that it counts as removed by the operator."""
-_ENOUGH_MORE = 0.02
+_DISK_HYSTERESIS = 0.02
 """Fraction of a disk that must be free beyond the limit before the cause ends, to avoid flapping."""
 _MAX_QUOTED = 500
 """Maximum characters of a quoted sentence."""
@@ -167,11 +167,11 @@ def find(observation: ServerObservation, limits: AlertLimits) -> Findings:
 
 def nodes_seen(nodes: Mapping[str, float], server: ServerState, at: float) -> dict[str, float]:
     """Return when each machine was last seen, without those missing for more than a day."""
-    lately = {name: last for name, last in nodes.items() if at - last < _NODE_S}
+    lately = {name: last for name, last in nodes.items() if at - last < _MISSING_NODE_S}
     return lately | {node.name: at for node in server.nodes}
 
 
-_AWAY = {
+_UNAVAILABLE = {
     "broker": "The broker does not answer: jobs are refused, and those that run go on.",
     "objects": "The object store does not answer: polled jobs and large results are refused.",
     "accounts": "The store of API keys does not answer: only keys used a moment ago are let in.",
@@ -181,13 +181,13 @@ _AWAY = {
 def _stores(observation: ServerObservation) -> Iterator[Cause]:
     for store, does_answer in observation.stores.items():
         if not does_answer:
-            yield Cause(Kind.STORE_AWAY, store, _AWAY[store], observation.at)
+            yield Cause(Kind.STORE_AWAY, store, _UNAVAILABLE[store], observation.at)
 
 
 def _nodes(observation: ServerObservation) -> Iterator[Cause]:
     present = {node.name for node in observation.server.nodes}
     for name, last in observation.nodes.items():
-        if name not in present and observation.at - last < _NODE_S:
+        if name not in present and observation.at - last < _MISSING_NODE_S:
             yield Cause(Kind.NODE_LOST, name, f"The machine {name} is no longer there.", last)
 
 
@@ -203,7 +203,7 @@ def _disk(
         amount = f"{format_size(free)} of {format_size(total)}"
         sentence = f"{free / total:.0%} of the disk of results is free: {amount}."
         yield Cause(*key, sentence, observation.at)
-    elif free < total * (limits.disk_free + _ENOUGH_MORE):
+    elif free < total * (limits.disk_free + _DISK_HYSTERESIS):
         undecided.add(key)
 
 
@@ -273,19 +273,19 @@ def _counted(observation: ServerObservation, limits: AlertLimits) -> Iterator[Ca
     jobs = observation.counts.within(ERRORS_WITHIN_S)
     for model, ended in jobs.ended.items():
         failed = jobs.failed.get(model, 0.0)
-        if ended >= _LEAST_JOBS and failed > ended * limits.error_rate:
+        if ended >= _MIN_JOBS and failed > ended * limits.error_rate:
             sentence = (
                 f"{failed:.0f} of {ended:.0f} jobs of {model} failed in the last "
                 f"{format_duration(ERRORS_WITHIN_S)}."
             )
             yield Cause(Kind.ERROR_RATE, model, sentence, observation.at)
     for model, count in observation.counts.within(LOST_WITHIN_S).lost.items():
-        if count >= _MOST_LOST:
+        if count >= _MIN_LOST:
             window = format_duration(LOST_WITHIN_S)
             sentence = f"{count:.0f} processes of {model} ended by themselves in the last {window}."
             yield Cause(Kind.REPLICAS_LOST, model, sentence, observation.at)
     for model, count in observation.counts.within(EVICTIONS_WITHIN_S).evicted.items():
-        if count > _MOST_EVICTIONS:
+        if count > _MAX_EVICTIONS:
             window = format_duration(EVICTIONS_WITHIN_S)
             sentence = f"{model} left its device {count:.0f} times in the last {window}."
             yield Cause(Kind.EVICTIONS, model, sentence, observation.at)

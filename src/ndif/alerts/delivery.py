@@ -32,13 +32,13 @@ from ndif.tasks import within
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
-_MOST_WAITING = 100
+_MAX_WAITING = 100
 """Maximum messages that wait for one destination; the oldest are dropped."""
 POLICY = Policy(
     max_attempts=inf, max_age_s=inf, longest_s=600.0, jitter=0.0, at_once=1000, to_one_host=1
 )
 """Retry policy of alerts: in order, and until a message is too old."""
-_TOO_OLD_S = 24 * 3600.0
+_MAX_AGE_S = 24 * 3600.0
 """Age in seconds at which a message is dropped as useless."""
 _REFUSES_CONTENT = (400, 410, 413, 422)
 """Status codes that give up this message; others may mean a wrong address, which can be corrected."""
@@ -60,7 +60,7 @@ class Destination(ABC):
         """Digest of the address, the same in every process."""
         self.form = form
         self.shown = shown
-        self.waiting: deque[Message] = deque(maxlen=_MOST_WAITING)
+        self.waiting: deque[Message] = deque(maxlen=_MAX_WAITING)
         self.bringing: Message | None = None
         self.problem: str | None = None
         """Reason why the last attempt failed; None if it succeeded."""
@@ -108,7 +108,7 @@ class Webhook(Destination):
 
     async def _answer(self, body: JsonObject) -> httpx.Response:
         """Return the answer without reading its body."""
-        tls = await asyncio.to_thread(_authorities)
+        tls = await asyncio.to_thread(_tls_context)
         async with (
             httpx.AsyncClient(verify=tls, timeout=_TIMEOUT_S) as client,
             client.stream("POST", self._url, json=body, headers={"User-Agent": "ndif"}) as answer,
@@ -188,7 +188,7 @@ class AlertDelivery(Delivery[Destination]):
     async def try_each(self, message: Message) -> list[TestedAlertDestination]:
         """Send a message once to every destination now, and return the outcomes."""
         return await asyncio.gather(
-            *(_tried(destination, message) for destination in self.destinations)
+            *(_test(destination, message) for destination in self.destinations)
         )
 
     def describe(self) -> list[AlertDestination]:
@@ -236,7 +236,7 @@ class AlertDelivery(Delivery[Destination]):
     async def attempt(self, item: Destination) -> None:
         """See `Delivery.attempt`. A message that is too old is dropped."""
         message = item.bringing = item.waiting[0]
-        if self._now() - message.at < _TOO_OLD_S:
+        if self._now() - message.at < _MAX_AGE_S:
             await item.send(message)
             if item.problem is not None:
                 logger.warning("Alerts reach %s again", item.shown)
@@ -259,7 +259,7 @@ class AlertDelivery(Delivery[Destination]):
             item.due = self._now() + pause_s
 
 
-async def _tried(destination: Destination, message: Message) -> TestedAlertDestination:
+async def _test(destination: Destination, message: Message) -> TestedAlertDestination:
     problem = None
     try:
         await destination.send(message)
@@ -269,7 +269,7 @@ async def _tried(destination: Destination, message: Message) -> TestedAlertDesti
 
 
 @cache
-def _authorities() -> ssl.SSLContext:
+def _tls_context() -> ssl.SSLContext:
     """Return the TLS context; call this in a thread, as loading the CA certificates takes a while."""
     return httpx.create_ssl_context()
 

@@ -15,12 +15,12 @@ from enum import Enum
 from ndif.alerts.causes import FOLLOWING, ROOTS, Cause, Findings, Key
 from ndif.schema.server_state import ProblemKind as Kind
 
-_CHANGED_S = 600.0
+_MIN_CHANGE_S = 600.0
 """Minimum seconds before a message about a change: users can make many models fail one by one."""
 _KEPT_S = 24 * 3600.0
 """Seconds for which a resolved incident is kept, for the digest and `ndif alerts list`."""
-_MOST_KEPT = 100
-_MOST_OVER = 50
+_MAX_RESOLVED = 100
+_MAX_ENDED_CAUSES = 50
 """Maximum ended causes that an open incident still names."""
 
 
@@ -119,11 +119,11 @@ def step(
     """Return the incidents after an observation of the server, and the notices to send."""
     holding = {cause.key: cause for cause in findings.causes}
     incidents = [
-        _looked_at(incident, holding, findings.undecided, now, timing) for incident in book.open
+        _updated(incident, holding, findings.undecided, now, timing) for incident in book.open
     ]
     member_keys = {member.cause.key for incident in incidents for member in incident.members}
     pending = {
-        key: _still(book.pending.get(key), cause, now)
+        key: _merged(book.pending.get(key), cause, now)
         for key, cause in holding.items()
         if key not in member_keys
     }
@@ -138,7 +138,9 @@ def step(
         groups.setdefault(_group(entry.cause.kind, root), []).append(entry)
     for kind, members in groups.items():
         if any(now - entry.first >= timing.hold_s for entry in members):
-            incidents = _with(incidents, kind, [entry.cause for entry in members], now, new_id)
+            incidents = _add_causes(
+                incidents, kind, [entry.cause for entry in members], now, new_id
+            )
             for entry in members:
                 del pending[entry.cause.key]
     notices: list[Notice] = []
@@ -153,12 +155,12 @@ def step(
             incident = reported
         (still_open if incident.resolved is None else over).append(incident)
     over = [incident for incident in over if now - (incident.resolved or now) < _KEPT_S][
-        -_MOST_KEPT:
+        -_MAX_RESOLVED:
     ]
     return Book({**undecided, **pending}, tuple(still_open), tuple(over)), notices
 
 
-def _still(before: Pending | None, cause: Cause, now: float) -> Pending:
+def _merged(before: Pending | None, cause: Cause, now: float) -> Pending:
     """Return a cause that holds, with the time at which it was first seen."""
     if before is None:
         return Pending(cause, now)
@@ -166,7 +168,7 @@ def _still(before: Pending | None, cause: Cause, now: float) -> Pending:
     return Pending(replace(cause, since=since), before.first)
 
 
-def _looked_at(
+def _updated(
     incident: Incident,
     holding: Mapping[Key, Cause],
     undecided: frozenset[Key],
@@ -188,7 +190,7 @@ def _looked_at(
         else:
             members.append(member)
     over = [member for member in members if member.over is not None]
-    forgotten = sorted(over, key=lambda member: member.seen)[:-_MOST_OVER]
+    forgotten = sorted(over, key=lambda member: member.seen)[:-_MAX_ENDED_CAUSES]
     return replace(incident, members=tuple(member for member in members if member not in forgotten))
 
 
@@ -205,7 +207,7 @@ def _group(kind: Kind, root: Kind | None) -> Kind:
     return root if root is not None and kind in FOLLOWING else kind
 
 
-def _with(
+def _add_causes(
     incidents: list[Incident],
     kind: Kind,
     causes: Iterable[Cause],
@@ -229,7 +231,7 @@ def _event(incident: Incident, now: float, timing: Timing) -> IncidentEvent | No
         return IncidentEvent.OPENED
     if now - incident.told >= timing.repeat_s:
         return IncidentEvent.REPEATED
-    if incident.holding != incident.told_keys and now - incident.told >= _CHANGED_S:
+    if incident.holding != incident.told_keys and now - incident.told >= _MIN_CHANGE_S:
         return IncidentEvent.CHANGED
     return None
 
@@ -243,8 +245,8 @@ def saved(book: Book) -> SavedBook:
     The times at which causes were last seen are left out, so that the content seldom changes.
     """
     return SavedBook(
-        tuple(_as_seen(incident, 0.0) for incident in book.open),
-        tuple(_as_seen(incident, 0.0) for incident in book.over),
+        tuple(_with_last_seen(incident, 0.0) for incident in book.open),
+        tuple(_with_last_seen(incident, 0.0) for incident in book.over),
     )
 
 
@@ -254,12 +256,12 @@ def loaded(saved: SavedBook, now: float) -> Book:
     Each holding cause counts as seen now, since no process has observed the server meanwhile.
     """
     return Book(
-        open=tuple(_as_seen(incident, now) for incident in saved.open),
-        over=tuple(_as_seen(incident, now) for incident in saved.over),
+        open=tuple(_with_last_seen(incident, now) for incident in saved.open),
+        over=tuple(_with_last_seen(incident, now) for incident in saved.over),
     )
 
 
-def _as_seen(incident: Incident, moment: float) -> Incident:
+def _with_last_seen(incident: Incident, moment: float) -> Incident:
     """Set the time at which the holding causes were last seen."""
     members = (m if m.over is not None else replace(m, seen=moment) for m in incident.members)
     return replace(incident, members=tuple(members))

@@ -25,7 +25,7 @@ CRITICAL: Final = "critical"
 WARNING: Final = "warning"
 INFO: Final = "info"
 
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 """Maximum causes that one message lists."""
 _SLACK_HEADER, _SLACK_TEXT = 150, 3000
 """Maximum characters of a header and a section block (docs.slack.dev/reference/block-kit/blocks)."""
@@ -222,9 +222,9 @@ def _lines(incident: Incident, now: float) -> list[str]:
         key=lambda member: (member.over is not None, member.cause.kind is not incident.kind),
     )
     lines = [_line(member, now, is_resolved=incident.resolved is not None) for member in ranked]
-    if len(lines) > _MOST_LISTED:
-        left = len(lines) - _MOST_LISTED
-        lines[_MOST_LISTED:] = [f"… and {left} more: `ndif alerts list` shows all."]
+    if len(lines) > _MAX_LISTED:
+        left = len(lines) - _MAX_LISTED
+        lines[_MAX_LISTED:] = [f"… and {left} more: `ndif alerts list` shows all."]
     if incident.resolved is not None:
         lines.append(f"It took {lasted(incident.resolved - incident.opened)}.")
     return lines

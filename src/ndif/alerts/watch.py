@@ -38,12 +38,12 @@ from ndif.telemetry import metrics
 logger = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-_PATIENCE_S = 4.0
+_PING_TIMEOUT_S = 4.0
 """Seconds in which a store must answer; less than `LOOK_S`."""
 _STOP_S = 2.0
 """Maximum seconds for which a stopping server waits for its alerts to be saved."""
 
-_NOTED: Mapping[IncidentEvent, Kind] = {
+_EVENT_KINDS: Mapping[IncidentEvent, Kind] = {
     IncidentEvent.OPENED: "alert opened",
     IncidentEvent.RESOLVED: "alert resolved",
 }
@@ -109,7 +109,7 @@ class Alerts:
         self._counts.record(self._now(), counted())
         beside = [
             asyncio.create_task(self._delivery.run(), name="alerts' delivery"),
-            asyncio.create_task(self._note_brought(), name="alerts that are delivered"),
+            asyncio.create_task(self._save_deliveries(), name="alerts that are delivered"),
         ]
         try:
             while True:
@@ -142,7 +142,7 @@ class Alerts:
         return TestedAlerts(destinations=await self._delivery.try_each(message))
 
     async def _step(self, look: Look) -> None:
-        silences = await ask(self._stores, _PATIENCE_S)
+        silences = await ask(self._stores, _PING_TIMEOUT_S)
         server, problems, waits = await look()
         now = self._now()
         self._counts.record(now, counted())
@@ -164,8 +164,8 @@ class Alerts:
             message = about(notice, self._server, now)
             logger.warning("Alert: %s", message.headline)
             self._delivery.send(message)
-            if self._events is not None and notice.event in _NOTED:
-                self._events.record(_NOTED[notice.event], message.headline, "", "server")
+            if self._events is not None and notice.event in _EVENT_KINDS:
+                self._events.record(_EVENT_KINDS[notice.event], message.headline, "", "server")
 
     async def _digest(self, usage: UsageStore) -> None:
         if self._digest_at is None or not self._is_loaded:
@@ -205,7 +205,7 @@ class Alerts:
             self._digest_day = state.digest_day
             self._delivery.take(state.messages)
 
-    async def _note_brought(self) -> None:
+    async def _save_deliveries(self) -> None:
         """Save at once that a message was delivered, so that the next process does not repeat it."""
         while True:
             await self._delivery.brought.wait()

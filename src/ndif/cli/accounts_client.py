@@ -78,12 +78,12 @@ def _perform(_: type[T], name: str, fields: dict[str, Any]) -> T:
         raise CommandError(f"The database of API keys does not answer: {error}.") from error
 
 
-def _reach(url: str | None, token: str | None) -> AccountsClient:
+def _connect(url: str | None, token: str | None) -> AccountsClient:
     server: ServerClient | None = None
     with contextlib.suppress(*(() if url is not None else (NoServerHereError,))):
         server = connect(url, token)
     return AccountsClient(server)
 
 
-with_accounts = with_options_of(_reach)
+with_accounts = with_options_of(_connect)
 """Decorator that passes a command the accounts of the server in its options, or of this machine."""

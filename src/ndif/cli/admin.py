@@ -11,7 +11,7 @@ from ndif.cli.server_client import CommandError, json_option
 
 SHORTEST = 12
 """Minimum length of a password."""
-_LONGEST = 1024
+_MAX_LENGTH = 1024
 
 
 @click.group("admin")
@@ -30,10 +30,10 @@ def password(as_json: bool) -> None:
     if sys.stdin.isatty():
         given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
-        given = sys.stdin.readline(_LONGEST + 2).rstrip("\r\n")
-    if not SHORTEST <= len(given) <= _LONGEST:
+        given = sys.stdin.readline(_MAX_LENGTH + 2).rstrip("\r\n")
+    if not SHORTEST <= len(given) <= _MAX_LENGTH:
         raise CommandError(
-            f"A password has {SHORTEST} to {_LONGEST} characters; a few words will do."
+            f"A password has {SHORTEST} to {_MAX_LENGTH} characters; a few words will do."
         )
     from argon2 import PasswordHasher
 

@@ -36,7 +36,7 @@ def command() -> None:
     """
 
 
-def _kept(url: str | None, token: str | None) -> Kept:
+def _kept_repositories(url: str | None, token: str | None) -> Kept:
     """Return the repositories that the server keeps; without a server, only those in use stay."""
     try:
         answer = connect(url, token).get("/admin/cache")
@@ -45,10 +45,10 @@ def _kept(url: str | None, token: str | None) -> Kept:
     return {name.lower(): why for name, why in answer["kept"].items()}
 
 
-with_kept = with_options_of(_kept)
+with_kept = with_options_of(_kept_repositories)
 
 
-def _look(kept: Kept, limit: str) -> CacheState:
+def _scan(kept: Kept, limit: str) -> CacheState:
     from ndif.config.units import parse_limit
     from ndif.runtime.weights.cache import CacheRules, deciding, scan
 
@@ -64,7 +64,7 @@ def _state_of(repository: CachedRepository, kept: Kept) -> str | None:
 @with_kept
 def list_cached(kept: Kept, as_json: bool) -> None:
     """Show the models in the cache, the last used first, and the room for more."""
-    state = _look(kept, options().cache_bytes)
+    state = _scan(kept, options().cache_bytes)
     repositories = sorted(state.repositories, key=lambda repository: -repository.last_used)
     if as_json:
         rows = [
@@ -110,10 +110,10 @@ def prune(kept: Kept, as_json: bool, to: str | None, dry_run: bool) -> None:
     if not (limit := options().cache_bytes if to is None else to):
         raise click.UsageError("Give --to SIZE, or set NDIF_CACHE_BYTES.")
     try:
-        state = _look(kept, limit)
+        state = _scan(kept, limit)
         if not dry_run:
             delete_parts()
-            state = _look(kept, limit)
+            state = _scan(kept, limit)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--to") from error
     chosen = state.oldest(state.total_bytes - (state.limit_bytes or 0))
@@ -125,7 +125,7 @@ def prune(kept: Kept, as_json: bool, to: str | None, dry_run: bool) -> None:
 @with_kept
 def remove(kept: Kept, as_json: bool, name: str) -> None:
     """Delete the model NAME from the cache."""
-    state = _look(kept, "")
+    state = _scan(kept, "")
     matches = [
         repository for repository in state.repositories if repository.name.lower() == name.lower()
     ]

@@ -182,7 +182,7 @@ def post_with_progress(
     threading.Thread(target=post, daemon=True).start()
     try:
         if not quiet:
-            _show(server, answer)
+            _show_progress(server, answer)
         return answer.result()
     except KeyboardInterrupt as error:
         raise CommandError(
@@ -190,7 +190,7 @@ def post_with_progress(
         ) from error
 
 
-def _show(server: ServerClient, answer: Future[Outcomes]) -> None:
+def _show_progress(server: ServerClient, answer: Future[Outcomes]) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -207,12 +207,12 @@ def _show(server: ServerClient, answer: Future[Outcomes]) -> None:
         shown: dict[str, TaskID] = {}
         while not wait([answer], _POLL_S).done:
             try:
-                _update(bars, shown, server.get("/admin/status"))
+                _update_bars(bars, shown, server.get("/admin/status"))
             except CommandError:
                 return  # the answer to the POST reports the error
 
 
-def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
+def _update_bars(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
     loading = {
         replica["replica_id"]: (model["repo_id"], replica)
         for model in status["models"]
@@ -230,14 +230,14 @@ def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
 
 def report(answer: Outcomes, as_json: bool, *, state: str) -> None:
     """Print the outcome of a deployment, whose replicas have the `state`; raise the problems of models."""
-    lines = dict.fromkeys(line for model in answer.models for line in _outcome(model, state))
+    lines = dict.fromkeys(line for model in answer.models for line in _outcome_lines(model, state))
     show_answer(answer, as_json, iter(lines))
     failed = [f"{model.repo_id}: {model.problem}" for model in answer.models if model.problem]
     if failed:
         raise CommandError("\n".join(failed))
 
 
-def _outcome(model: DeployedModel, state: str) -> Iterator[str]:
+def _outcome_lines(model: DeployedModel, state: str) -> Iterator[str]:
     name = model.repo_id
     if model.changes:
         yield f"{name}: {', '.join(map(str, model.changes))}."

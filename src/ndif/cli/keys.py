@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from ndif.stores.accounts.file import KeyEntry
 
-_AT_ONCE = 5000
+_BATCH = 5000
 """Keys that are imported in one transaction."""
 
 
@@ -59,7 +59,7 @@ def create(
     fields = {"user": user, "label": name, "expires_in_s": expires, "tiers": list(tiers)}
     answer = accounts.post(NewApiKey, "keys/create", **fields)
     lines = [
-        f"{_named(answer)} is made. Nothing can show it again:",
+        f"{_label(answer)} is made. Nothing can show it again:",
         "",
         f"    export NDIF_API_KEY={answer.api_key}",
         "",
@@ -99,7 +99,7 @@ def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
     from ndif.schema.account import RevokedApiKey
 
     answer = accounts.post(RevokedApiKey, "keys/revoke", key=key)
-    lines = [f"{_named(answer)} is revoked."]
+    lines = [f"{_label(answer)} is revoked."]
     if not accounts.asks_a_server:
         lines.append(
             "No server runs here that could end its jobs: those that wait elsewhere will run."
@@ -124,13 +124,13 @@ def import_keys(accounts: AccountsClient, as_json: bool, file: Path) -> None:
 
     entries = read_keys(file.expanduser())
     answer = ImportedKeys(imported=0, known=0)
-    for start in range(0, len(entries), _AT_ONCE):
-        keys = [_fields(entry) for entry in entries[start : start + _AT_ONCE]]
+    for start in range(0, len(entries), _BATCH):
+        keys = [_fields(entry) for entry in entries[start : start + _BATCH]]
         more = accounts.post(ImportedKeys, "keys/import", keys=keys)
         answer = ImportedKeys(
             imported=answer.imported + more.imported, known=answer.known + more.known
         )
-    show_answer(answer, as_json, [_imported(answer)])
+    show_answer(answer, as_json, [_import_sentence(answer)])
 
 
 @command.command("migrate")
@@ -143,7 +143,7 @@ def migrate(accounts: AccountsClient, as_json: bool) -> None:
     from ndif.schema.account import ImportedKeys
 
     answer = accounts.post(ImportedKeys, "keys/migrate")
-    show_answer(answer, as_json, [_imported(answer)])
+    show_answer(answer, as_json, [_import_sentence(answer)])
 
 
 def keys_table(answer: ApiKeys | UserWithKeys) -> Table:
@@ -171,11 +171,11 @@ def ago(moment: float | None) -> str:
     return "never" if moment is None else f"{elapsed(moment)} ago"
 
 
-def _named(key: ApiKey) -> str:
+def _label(key: ApiKey) -> str:
     return f"Key {key.id}" + (f" of {key.user}" if key.user else "")
 
 
-def _imported(answer: ImportedKeys) -> str:
+def _import_sentence(answer: ImportedKeys) -> str:
     existing = f"; {answer.known} were there already" if answer.known else ""
     return f"{answer.imported} keys are imported{existing}."
 

@@ -41,7 +41,7 @@ def _rendered(answer: Any) -> RenderableType:
     for model in queues.models:
         requests: list[tuple[object, ...]] = [
             (
-                *_whose(request, length),
+                *_id_and_user(request, length),
                 "running",
                 elapsed(request.since),
                 "",
@@ -51,7 +51,7 @@ def _rendered(answer: Any) -> RenderableType:
         ]
         for request in model.waiting:
             times = elapsed(request.received), duration(request.expected_start_s)
-            requests.append((*_whose(request, length), request.position, *times, ""))
+            requests.append((*_id_and_user(request, length), request.position, *times, ""))
         rows += under((model.repo_id, model.generation), requests)
     if not rows:
         return Text("No request is running or waiting.")
@@ -59,5 +59,5 @@ def _rendered(answer: Any) -> RenderableType:
     return table("Requests", ("model", "nnsight", *of_request), rows)
 
 
-def _whose(request: RunningRequest | WaitingRequest, length: int) -> tuple[str, str]:
+def _id_and_user(request: RunningRequest | WaitingRequest, length: int) -> tuple[str, str]:
     return request.request_id[:length], request.user

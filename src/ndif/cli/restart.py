@@ -35,7 +35,7 @@ from ndif.launch.services import COMPONENTS, STANDALONE
 from ndif.launch.waiting import waiting_for
 
 _RESTART_S = 90.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 @click.command("restart")
@@ -165,7 +165,7 @@ def _restart_process(
                     )
                 )
             started |= current - before
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     raise CommandError(
         f"The {name} is not up after {format_duration(_RESTART_S)}; its log, {log}, may say why."
     )
@@ -181,7 +181,7 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
     run_folder, record = running
     # Read while the server lives: this command's own environment may differ.
     environment = _environment(record.pid)
-    _warn_of_others(environment)
+    _warn_of_unused_variables(environment)
     arguments = _arguments(server, run_folder, record)
     stop.end(server)
     completed = subprocess.run(  # noqa: S603 - this interpreter, with the arguments of the first start
@@ -218,7 +218,7 @@ def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -
     return [*component, *address, *insecure, "--deployment-config", str(file)]
 
 
-def _warn_of_others(environment: Mapping[str, str]) -> None:
+def _warn_of_unused_variables(environment: Mapping[str, str]) -> None:
     """Name the settings of this command's environment that the server will not use."""
     from ndif.config.reference import name_of
     from ndif.config.settings import Settings

@@ -73,7 +73,7 @@ def command(
         stopped = {"stopped": server.url, "how": end(server, timeout)}
         text = f"The server at {server.url} has stopped."
     elif services and not alone:
-        raise NoServerError(f"No server is running here. {_still_run(services)}")
+        raise NoServerError(f"No server is running here. {_running_sentence(services)}")
     elif not alone:
         raise no_server()
     if stopped and not as_json:
@@ -85,7 +85,7 @@ def command(
     if as_json:
         show_json({**stopped, "services": [name for name, _ in alone]})
     elif services and not alone:
-        click.echo(_still_run(services))
+        click.echo(_running_sentence(services))
 
 
 def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked", "signal"]:
@@ -122,7 +122,7 @@ def _standalone_services() -> list[tuple[str, RunRecord]]:
     return [(name, running[1]) for name, running in runs if running is not None]
 
 
-def _still_run(services: list[tuple[str, RunRecord]]) -> str:
+def _running_sentence(services: list[tuple[str, RunRecord]]) -> str:
     named = " and ".join(f"the {name} at {record.url}" for name, record in services)
     runs, them = ("run", "them") if len(services) > 1 else ("runs", "it")
     return f"{named[0].upper()}{named[1:]} still {runs}; `ndif stop --services` stops {them}."

@@ -68,7 +68,7 @@ def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
     """Make a tier; by default it has no right, and the weight 1."""
     from ndif.schema.account import AccountTier
 
-    answer = accounts.post(AccountTier, "tiers/create", tier=tier, **_given(properties))
+    answer = accounts.post(AccountTier, "tiers/create", tier=tier, **_set_properties(properties))
     show_answer(answer, as_json, [f"Tier {tier} is made."])
 
 
@@ -80,7 +80,7 @@ def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
     """Change those properties of a tier that are given."""
     from ndif.schema.account import AccountTier
 
-    answer = accounts.post(AccountTier, "tiers/change", tier=tier, **_given(properties))
+    answer = accounts.post(AccountTier, "tiers/change", tier=tier, **_set_properties(properties))
     show_answer(answer, as_json, [f"Tier {tier} is changed."])
 
 
@@ -115,7 +115,7 @@ def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, 
     from ndif.schema.account import ApiKey, ApiKeys
 
     changed = [accounts.post(ApiKey, "tiers/assign", tier=tier, key=key) for key in keys]
-    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_of, changed))
+    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_sentence, changed))
 
 
 @command.command("withdraw")
@@ -127,10 +127,10 @@ def withdraw(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str
     from ndif.schema.account import ApiKey, ApiKeys
 
     changed = [accounts.post(ApiKey, "tiers/withdraw", tier=tier, key=key) for key in keys]
-    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_of, changed))
+    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_sentence, changed))
 
 
-def _given(properties: Mapping[str, Any]) -> dict[str, Any]:
+def _set_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in properties.items() if value is not None}
 
 
@@ -139,5 +139,5 @@ def _row(tier: AccountTier) -> tuple[object, ...]:
     return tier.name, ", ".join(tier.rights) or None, f"{tier.weight:g}", limits, tier.keys
 
 
-def _tiers_of(key: ApiKey) -> str:
+def _tiers_sentence(key: ApiKey) -> str:
     return f"Key {key.id} has {', '.join(key.tiers) or 'no tier'}."

@@ -95,7 +95,7 @@ def read_duration(value: float | str) -> float:
 
 _GPUS = re.compile(r"(?:(\d{1,6})\s*x\s*)?(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
 _MAX_GPUS = 1024
-_LEAST_BARE = 1024**2
+_MIN_BARE_MEMORY = 1024**2
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
@@ -113,9 +113,9 @@ def parse_gpus(text: str) -> tuple[int, ...]:
         except ValueError:
             size = count = 0
         # A bare number below 1 MiB probably means a count of GPUs, or GiB.
-        if size < (_LEAST_BARE if memory.isdecimal() else 1) or not 0 < count <= _MAX_GPUS - len(
-            gpus
-        ):
+        if size < (
+            _MIN_BARE_MEMORY if memory.isdecimal() else 1
+        ) or not 0 < count <= _MAX_GPUS - len(gpus):
             raise ValueError(
                 f"{text[:200]!r} does not declare GPUs: {part.strip()[:200]!r} is not COUNTxMEMORY. "
                 f"Write 2x24GiB, or 1x80GiB,2x24GiB; at most {_MAX_GPUS} altogether."

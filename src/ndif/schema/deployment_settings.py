@@ -62,7 +62,7 @@ SETTING_NAMES = {
 _RENAMED = {"pinned": "dedicated", "padding_bias": "padding_bytes"}
 """Current names of settings by their accepted names in NDIF 0.1 files."""
 
-_ELSEWHERE = {
+_NOT_SETTINGS = {
     "trusted": "the blocks of every user are confined as their key says; if the repository's own code "
     "should run, write trust_remote_code",
     "gpus": "a model takes the fewest GPUs that hold it; size_bytes says how much it needs",
@@ -131,7 +131,7 @@ class DeploymentChange:
         """Return a known model's settings with this change; raise a `SettingsError` if they conflict."""
         # A deployment of a model that was scaled to 0 replicas requests at least one.
         base = dataclasses.replace(current, replicas=max(1, current.replicas))
-        return _with(base, {name: getattr(self.config, name) for name in self.given})
+        return _apply(base, {name: getattr(self.config, name) for name in self.given})
 
 
 @answer()
@@ -185,13 +185,13 @@ def parse_deployment(
     `base`, or else the defaults, provide the other settings. Raise a `SettingsError` with every problem.
     """
     key, given = _read(name, fields)
-    return _with(base or DeploymentConfig(key.repo_id, key.repo_id), given)
+    return _apply(base or DeploymentConfig(key.repo_id, key.repo_id), given)
 
 
 def parse_change(name: str, fields: Mapping[str, object]) -> DeploymentChange:
     """Return the change of the model `name` to the settings in `fields`; raise a `SettingsError`."""
     key, given = _read(name, fields)
-    config = _with(DeploymentConfig(key.repo_id, key.repo_id), given)
+    config = _apply(DeploymentConfig(key.repo_id, key.repo_id), given)
     return DeploymentChange(config, frozenset(given))
 
 
@@ -229,7 +229,7 @@ def _read(name: str, fields: Mapping[str, object]) -> tuple[ModelKey, dict[str, 
     return key, given
 
 
-def _with(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
+def _apply(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
     """Return `base` with these settings; raise a `SettingsError` if settings contradict each other."""
     checkpoint = given.get("checkpoint") or base.checkpoint
     config = dataclasses.replace(base, **{**given, "checkpoint": checkpoint})
@@ -263,8 +263,8 @@ def closest_setting(field: str) -> str | None:
 def _unknown_setting(field: str) -> str:
     if field in _RENAMED:
         return f"{field} is {_RENAMED[field]} here, which has another value: write one of the two."
-    if field in _ELSEWHERE:
-        return f"{field} is not a setting here: {_ELSEWHERE[field]}."
+    if field in _NOT_SETTINGS:
+        return f"{field} is not a setting here: {_NOT_SETTINGS[field]}."
     if close := closest_setting(field):
         return f"{quoted(field)} is not a setting; did you mean {close!r}?"
     return f"{quoted(field)} is not a setting. There are: {', '.join(SETTING_NAMES)}."
