@@ -1,4 +1,4 @@
-"""`ndif alerts`: the incidents of the server's own alerts, and a test of their delivery."""
+"""`ndif alerts`: the server's incidents, and a test of their delivery."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _FAILED = 1
 
 @click.group("alerts")
 def command() -> None:
-    """Show what the server alerts its operator of, and test whether that arrives."""
+    """Show alerts, and test their delivery."""
 
 
 @command.command("list")
 @with_server
 def list_alerts(server: ServerClient, as_json: bool) -> None:
-    """Show open incidents, those of the last day that are over, and who is told."""
+    """Show open incidents, incidents resolved during the last day, and recipients."""
     show(server.get("/admin/alerts"), as_json, _rendered)
 
 
 @command.command("test")
 @with_server
 def test(server: ServerClient, as_json: bool) -> None:
-    """Send a test message to every webhook and mailbox, and show what each answered.
+    """Send a test message to every webhook and mailbox, and show the outcomes.
 
-    The exit code is 1 if one of them did not take it.
+    The exit code is 1 if a recipient did not accept the message.
     """
     from ndif.schema.alerts import TestedAlerts
 
@@ -76,5 +76,5 @@ def _rendered(answer: Any) -> RenderableType:
         (destination.to, destination.form, destination.waiting, destination.problem)
         for destination in alerts.destinations
     ]
-    parts.append(table("Told", ("to", "form", "waiting", "problem"), rows))
+    parts.append(table("Recipients", ("to", "form", "waiting", "problem"), rows))
     return Group(*parts)

@@ -1,4 +1,4 @@
-"""`ndif cache`: the Hub's cache of this machine, and the deletion of models from it."""
+"""`ndif cache`: the models in this machine's Hub cache."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from ndif.runtime.weights.cache import CachedRepository, CacheState
 
 Kept = Mapping[str, str]
-"""Repositories that stay: the reason by the name in lower case."""
+"""The reason to keep each repository, by its name in lower case."""
 
 
 @click.group("cache")
 def command() -> None:
-    """Show and delete models in the Hub's cache of this machine.
+    """Show and delete models in this machine's Hub cache.
 
-    The cache is the folder that HF_HOME or HF_HUB_CACHE names. The server says which models are deployed or
-    booked: that of this machine, or with --url one elsewhere, as on a worker of a cluster.
+    HF_HOME or HF_HUB_CACHE sets the folder of the cache. The server of this machine, or of --url, names the
+    models that are deployed or booked. On a worker of a cluster, give --url.
     """
 
 
 def _kept_repositories(url: str | None, token: str | None) -> Kept:
-    """Return the repositories that the server keeps; without a server, only those in use stay."""
+    """Return the repositories that the server keeps; empty without a server."""
     try:
         answer = connect(url, token).get("/admin/cache")
     except NoServerHereError:
@@ -63,7 +63,7 @@ def _state_of(repository: CachedRepository, kept: Kept) -> str | None:
 @command.command("list")
 @with_kept
 def list_cached(kept: Kept, as_json: bool) -> None:
-    """Show the models in the cache, the last used first, and the room for more."""
+    """Show the models in the cache, most recently used first, and the free space."""
     state = _scan(kept, options().cache_bytes)
     repositories = sorted(state.repositories, key=lambda repository: -repository.last_used)
     if as_json:
@@ -96,14 +96,16 @@ def list_cached(kept: Kept, as_json: bool) -> None:
 
 @command.command("prune")
 @click.option(
-    "--to", metavar="SIZE", help="Such as 500GB, or 80% of the disk.  [default: NDIF_CACHE_BYTES]"
+    "--to",
+    metavar="SIZE",
+    help="Target size, such as 500GB, or 80% of the disk.  [default: NDIF_CACHE_BYTES]",
 )
-@click.option("--dry-run", is_flag=True, help="Name the models, and delete nothing.")
+@click.option("--dry-run", is_flag=True, help="List the models without deleting them.")
 @with_kept
 def prune(kept: Kept, as_json: bool, to: str | None, dry_run: bool) -> None:
-    """Delete the least recently used models until the cache has a SIZE.
+    """Delete the least recently used models until the cache is no larger than SIZE.
 
-    No model is deleted that is deployed, booked or in use.
+    Models that are deployed, booked or in use are kept.
     """
     from ndif.runtime.weights.cache import delete_parts
 
@@ -130,7 +132,9 @@ def remove(kept: Kept, as_json: bool, name: str) -> None:
         repository for repository in state.repositories if repository.name.lower() == name.lower()
     ]
     if not matches:
-        raise NotFoundError(f"{name!r} is not in {state.folder}; `ndif cache list` lists what is.")
+        raise NotFoundError(
+            f"{name!r} is not in {state.folder}; `ndif cache list` lists the cached models."
+        )
     for repository in matches:
         if (why := _state_of(repository, kept)) is not None:
             raise RefusedCommandError(f"{repository.name!r} stays in the cache: it is {why}.")
@@ -156,7 +160,7 @@ def _delete(
         and remaining > state.limit_bytes
         and len(deleted) == len(chosen)
     ):
-        lines.append("All that is left is deployed, booked or in use.")
+        lines.append("All remaining models are deployed, booked or in use.")
     answer = {
         "deleted": [repository.name for repository in deleted],
         "total_bytes": remaining,
@@ -164,4 +168,6 @@ def _delete(
     }
     show_answer(answer, as_json, lines)
     if failed := [repository.name for repository in chosen if repository not in deleted]:
-        raise CommandError(f"In use, or not this user's to delete: {', '.join(failed)}.")
+        raise CommandError(
+            f"These models are in use, or this user may not delete them: {', '.join(failed)}."
+        )

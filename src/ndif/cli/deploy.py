@@ -28,23 +28,26 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--dedicated/--no-dedicated",
-        {"help": "Never evict these models to make room for others, or do so again."},
+        {"help": "Never evict these models for other models, or allow eviction again."},
     ),
     (
         "--replicas",
         {
             "type": click.IntRange(1),
-            "help": "Number of replicas of each model, which share its requests.",
+            "help": "Number of replicas of each model.",
         },
     ),
     ("--max-replicas", {"type": int, "help": "Maximum number of replicas while requests wait."}),
     ("--revision", {"help": "Branch, tag or commit of the repository."}),
     ("--task", {"help": "The transformers task, such as fill-mask."}),
-    ("--dtype", {"help": "Such as bfloat16; auto: the checkpoint's."}),
-    ("--device", {"help": "auto, cpu, cuda, or one GPU, such as cuda:0."}),
+    ("--dtype", {"help": "Data type of the weights, such as bfloat16; auto: the checkpoint's."}),
+    ("--device", {"help": "Device: auto, cpu, cuda, or one GPU, such as cuda:0."}),
     (
         "--attn-implementation",
-        {"help": "Attention of requests that name none: eager, to read attention weights."},
+        {
+            "help": "Attention implementation of requests that name none, such as eager, which "
+            "allows reading attention weights."
+        },
     ),
     ("--threads", {"type": int, "help": "CPU threads of the model; 0: one per core."}),
     (
@@ -55,20 +58,26 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--size-bytes",
         {
             "metavar": "SIZE",
-            "help": 'Memory of the weights in place of the measured size: "140GB".',
+            "help": 'Memory of the weights, instead of the measured size, such as "140GB".',
         },
     ),
     (
         "--padding-factor",
         {
             "type": float,
-            "help": "Memory reserved beside the weights, as a fraction of their size.",
+            "help": "Memory reserved in addition to the weights, as a fraction of their size.",
         },
     ),
-    ("--padding-bytes", {"metavar": "SIZE", "help": 'Memory reserved besides, such as "12GiB".'}),
+    (
+        "--padding-bytes",
+        {
+            "metavar": "SIZE",
+            "help": 'Memory reserved in addition to --padding-factor, such as "12GiB".',
+        },
+    ),
     (
         "--trust-remote-code/--no-trust-remote-code",
-        {"help": "Run Python code that comes with the checkpoint when it is loaded, or do not."},
+        {"help": "Run, or never run, the Python code in the checkpoint's repository."},
     ),
 )
 """Options for the settings of a deployment file, under the same names."""
@@ -94,10 +103,10 @@ def with_settings(function: Command) -> Command:
 @click.option(
     "--sync",
     is_flag=True,
-    help="Also evict every other deployed model; settings that are not given get their defaults.",
+    help="Also evict every other deployed model, and reset settings that are not given to their defaults.",
 )
 @with_settings
-@click.option("--pinned", is_flag=True, hidden=True, help="The name of --dedicated in NDIF 0.1.")
+@click.option("--pinned", is_flag=True, hidden=True, help="Name of --dedicated in NDIF 0.1.")
 @click.option(
     "--generation",
     metavar="0.8",
@@ -121,8 +130,8 @@ def command(
 ) -> None:
     """Deploy each CHECKPOINT: a Hugging Face repo id, a model key, or ORG/NAME=FOLDER.
 
-    FOLDER is on the server's machine. Settings of a deployed model that are not given stay as they are. The
-    exit code is 1 if a model could not be deployed.
+    FOLDER is on the server's machine. A deployed model keeps the settings that are not given. The exit code
+    is 1 if a model could not be deployed.
     """
     entries = _entries(server, checkpoints, deployment_file)
     given = {name: value for name, value in settings.items() if value is not None}
@@ -164,13 +173,16 @@ def _entries(
 def post_with_progress(
     server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool, awaited: str
 ) -> Outcomes:
-    """POST `body`, show the replicas that are loading until the answer comes, and return the answer."""
+    """POST `body`, show progress bars of loading replicas until the answer comes, and return the answer.
+
+    With `quiet` or without a terminal, print that the command waits for `awaited` instead.
+    """
     from ndif.control.answers import Outcomes
 
     answer: Future[Outcomes] = Future()
 
     if not quiet and sys.stderr.isatty():
-        awaited = ""  # progress bars show it
+        awaited = ""  # the progress bars show the progress
 
     def post() -> None:
         try:
@@ -229,7 +241,10 @@ def _update_bars(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
 
 
 def report(answer: Outcomes, as_json: bool, *, state: str) -> None:
-    """Print the outcome of a deployment, whose replicas have the `state`; raise the problems of models."""
+    """Print the outcome of a deployment; raise a CommandError with the models' problems, if any.
+
+    `state` is the predicate of a sentence about a model, such as "is ready".
+    """
     lines = dict.fromkeys(line for model in answer.models for line in _outcome_lines(model, state))
     show_answer(answer, as_json, iter(lines))
     failed = [f"{model.repo_id}: {model.problem}" for model in answer.models if model.problem]
@@ -246,10 +261,11 @@ def _outcome_lines(model: DeployedModel, state: str) -> Iterator[str]:
         yield f"Evicted: {variant_name(eviction.model)} ({replica})."
     if model.is_down:
         is_over = state == "is ready"
-        lasts = "" if model.down_s is None else f", {format_duration(model.down_s)}"
+        lasts = "" if model.down_s is None else f" ({format_duration(model.down_s)})"
         yield (
-            f"There {'was' if is_over else 'is'} no room for old and new replicas of {name} at once: none "
-            f"{'served until it was' if is_over else 'serves until it is'} loaded{lasts}."
+            f"There {'was' if is_over else 'is'} no memory for old and new replicas of {name} at once: the "
+            f"model {'was unavailable while it loaded' if is_over else 'is unavailable while it loads'}"
+            f"{lasts}."
         )
     count = len(model.replicas)
     if count:

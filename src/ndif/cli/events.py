@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 @click.command("events")
-@click.option("--kind", help="Show only events of this kind, such as deployed or 'failed login'.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, help="Number of events.")
+@click.option("--kind", help="Only events of this kind, such as deployed or 'failed login'.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, help="Maximum number of events.")
 @with_server
 def command(server: ServerClient, as_json: bool, kind: str | None, limit: int) -> None:
-    """Show what was deployed, evicted, made or scaled, by whom and when; the newest comes first.
+    """Show recent changes on the server with author and time, newest first.
 
-    The server keeps the last thousand events, logins and failed logins among them.
+    The server keeps the last thousand events, including logins and failed logins.
     """
     from ndif.control.answers import Events
 

@@ -14,22 +14,25 @@ if TYPE_CHECKING:
 
 
 @click.command("healthz")
-@click.option("--ready", is_flag=True, help="Fail also while the server can run no jobs.")
+@click.option("--ready", is_flag=True, help="Also fail while the server cannot run jobs.")
 @json_option
 def command(ready: bool, as_json: bool) -> None:
-    """Check that what `ndif start` runs with this session root answers; exit code 0 if it does, else 1.
+    """Check that the server, worker and services of this machine are healthy; exit code 0 if so, else 1.
 
-    A server answers at /ping, with --ready at /connected; a service that was started alone at its address;
-    a worker while its Ray node runs.
+    `ndif start` must use the same NDIF_SESSION_ROOT. A server is healthy if it answers at /ping, with
+    --ready at /connected; a service started alone, if it accepts connections; a worker, if its Ray node
+    runs.
     """
     checks = _checks(ready)
     if as_json:
         show_json({"healthy": bool(checks) and all(checks.values()), "checks": checks})
     if not checks:
-        raise CommandError(f"Nothing that `ndif start` started runs in {run_folders().root}.")
+        raise CommandError(
+            f"No server, worker or service of `ndif start` runs with the session root {run_folders().root}."
+        )
     failed = [name for name, is_well in checks.items() if not is_well]
     if failed:
-        raise CommandError(f"No healthy answer: {', '.join(failed)}.")
+        raise CommandError(f"Not healthy: {', '.join(failed)}.")
     if not as_json:
         click.echo(f"Healthy: {', '.join(checks)}.")
 

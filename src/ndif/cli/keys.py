@@ -1,4 +1,4 @@
-"""`ndif keys`: API keys in the server's database."""
+"""`ndif keys`: the API keys in the server's database."""
 
 from __future__ import annotations
 
@@ -25,23 +25,26 @@ if TYPE_CHECKING:
     from ndif.stores.accounts.file import KeyEntry
 
 _BATCH = 5000
-"""Keys that are imported in one transaction."""
+"""Number of keys that one transaction imports."""
 
 
 @click.group("keys")
 def command() -> None:
-    """Make, list and revoke the API keys in the server's database.
+    """Create, list and revoke API keys.
 
-    The server is asked that runs on this machine, or at --url. Where none runs, the command opens the
-    database itself. A KEY is its id, as `ndif keys list` shows it, or the beginning of that.
+    The command uses the server of this machine or of --url. If none runs on this machine, it opens the
+    database itself. KEY is the id of a key, as `ndif keys list` shows it, or a unique prefix.
     """
 
 
 @command.command("create")
-@click.option("--user", metavar="NAME", help="Who has the key, such as an e-mail address.")
-@click.option("--name", default="", help="What tells the key from the user's others.")
+@click.option("--user", metavar="NAME", help="User of the key, such as an e-mail address.")
+@click.option("--name", default="", help="Label of the key.")
 @click.option(
-    "--expires", type=DurationParam(is_open=True), metavar="DURATION", help="Life of the key."
+    "--expires",
+    type=DurationParam(is_open=True),
+    metavar="DURATION",
+    help="Time until the key expires, such as 30d.",
 )
 @click.option("--tier", "tiers", multiple=True, metavar="TIER", help="Tier of the key; repeatable.")
 @with_accounts
@@ -53,13 +56,13 @@ def create(
     expires: float | None,
     tiers: tuple[str, ...],
 ) -> None:
-    """Make a key, and print it: nothing can show it again."""
+    """Create a key and print it. The key cannot be shown again."""
     from ndif.schema.account import NewApiKey
 
     fields = {"user": user, "label": name, "expires_in_s": expires, "tiers": list(tiers)}
     answer = accounts.post(NewApiKey, "keys/create", **fields)
     lines = [
-        f"{_label(answer)} is made. Nothing can show it again:",
+        f"{_label(answer)} is created. It cannot be shown again:",
         "",
         f"    export NDIF_API_KEY={answer.api_key}",
         "",
@@ -71,7 +74,7 @@ def create(
 @click.option("--user", metavar="NAME", help="Only the keys of this user.")
 @with_accounts
 def list_keys(accounts: AccountsClient, as_json: bool, user: str | None) -> None:
-    """Show all keys, without what they are."""
+    """Show all keys, without their secrets."""
     from ndif.schema.account import ApiKeys
 
     show(accounts.get(ApiKeys, "keys", user=user), as_json, keys_table)
@@ -92,9 +95,9 @@ def show_one(accounts: AccountsClient, as_json: bool, key: str) -> None:
 @click.argument("key")
 @with_accounts
 def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
-    """Revoke a key for ever, and end its jobs that wait or run.
+    """Revoke a key permanently, and end its waiting and running jobs.
 
-    Within NDIF_ACCOUNTS_CACHE_S, it lets nobody in any more.
+    The revocation takes effect within NDIF_ACCOUNTS_CACHE_S.
     """
     from ndif.schema.account import RevokedApiKey
 
@@ -102,11 +105,13 @@ def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
     lines = [f"{_label(answer)} is revoked."]
     if not accounts.asks_a_server:
         lines.append(
-            "No server runs here that could end its jobs: those that wait elsewhere will run."
+            "No server runs on this machine to end the key's jobs: jobs that wait elsewhere will run."
         )
     elif killed := answer.killed:
         lines.append(
-            "One job of it is ended." if killed == 1 else f"{killed} jobs of it are ended."
+            "One job of the key is ended."
+            if killed == 1
+            else f"{killed} jobs of the key are ended."
         )
     show_answer(answer, as_json, lines)
 
@@ -115,9 +120,9 @@ def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @with_accounts
 def import_keys(accounts: AccountsClient, as_json: bool, file: Path) -> None:
-    """Add the keys of FILE, a file as NDIF_API_KEYS names it.
+    """Add the keys in FILE, a YAML file in the format of NDIF_API_KEYS, to the database.
 
-    Its users go on with their keys. Tags and weights become tiers.
+    The keys stay valid for their users. Tags and weights become tiers.
     """
     from ndif.schema.account import ImportedKeys
     from ndif.stores.accounts import read_keys
@@ -136,9 +141,9 @@ def import_keys(accounts: AccountsClient, as_json: bool, file: Path) -> None:
 @command.command("migrate")
 @with_accounts
 def migrate(accounts: AccountsClient, as_json: bool) -> None:
-    """Copy the keys of another NDIF server's tables into this server's.
+    """Copy the keys of another NDIF server from its tables in the same database.
 
-    They are in the same database, and stay as they are; nothing reads them any more.
+    The other tables stay unchanged, and this server does not read them again.
     """
     from ndif.schema.account import ImportedKeys
 
@@ -176,7 +181,7 @@ def _label(key: ApiKey) -> str:
 
 
 def _import_sentence(answer: ImportedKeys) -> str:
-    existing = f"; {answer.known} were there already" if answer.known else ""
+    existing = f"; {answer.known} already existed" if answer.known else ""
     return f"{answer.imported} keys are imported{existing}."
 
 

@@ -1,4 +1,4 @@
-"""`ndif model`: the module tree of a model as nnsight sees it, and facts about the model."""
+"""`ndif model`: the module tree and properties of a model."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _FACTS = (
     ("vocabulary", "vocabulary"),
     ("context", "context_length"),
 )
-_UNKNOWN = "The tree of its modules is known once the model was measured or loaded."
+_UNKNOWN = "The module tree is unknown until the model is measured or loaded."
 
 
 @click.command("model")
 @click.argument("name", shell_complete=complete_models)
-@click.option("--revision", metavar="REVISION", help="Branch, tag or commit.")
+@click.option("--revision", metavar="REVISION", help="Branch, tag or commit of the repository.")
 @click.option(
     "--generation",
     metavar="GENERATION",
     help="nnsight generation whose paths are shown; default: the newest.",
 )
-@click.option("--trace", "as_trace", is_flag=True, help="Print a trace to paste, and nothing else.")
+@click.option("--trace", "as_trace", is_flag=True, help="Print only an example trace.")
 @with_server
 def command(
     server: ServerClient,
@@ -46,7 +46,7 @@ def command(
     generation: str | None,
     as_trace: bool,
 ) -> None:
-    """Show a model's modules by the paths that a trace has for them, and facts about it."""
+    """Show a model's module tree, with the paths of modules in a trace, and the model's properties."""
     given = {"revision": revision, "generation": generation}
     query = urlencode({key: value for key, value in given.items() if value is not None})
     model = server.get(f"/models/{quote(name)}?{query}")
@@ -63,9 +63,9 @@ def _trace(model: Mapping[str, Any], generation: str | None) -> str:
     snippets = model["snippets"]
     wanted = generation or next(iter(snippets), None)
     if wanted not in snippets:
-        hint = f" There are some for {', '.join(snippets)}." if snippets else ""
+        hint = f" There are examples for nnsight {', '.join(snippets)}." if snippets else ""
         of = f" for nnsight {generation}" if generation else ""
-        raise click.ClickException(f"There is no trace of {model['repo_id']}{of}.{hint}")
+        raise click.ClickException(f"There is no example trace of {model['repo_id']}{of}.{hint}")
     return str(snippets[wanted])
 
 
@@ -124,7 +124,7 @@ def _tree(node: Mapping[str, Any], generation: str) -> Tree:
 
 
 def _label(node: Mapping[str, Any], generation: str) -> Text:
-    """Return a module's line: path, class, parameters. A `Text`, so that no name is parsed as markup."""
+    """Return a module's path, class and parameters, as a `Text` so that names are not parsed as markup."""
     from rich.text import Text
 
     path = node["paths"][generation]
@@ -150,5 +150,5 @@ def _runs(indices: list[list[int]]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Escape a repository's text that could move a terminal's cursor or reverse its text."""
+    """Escape text of a repository that could move the terminal's cursor or reverse text."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -1,4 +1,4 @@
-"""`ndif queue`: running and waiting requests, model by model."""
+"""`ndif queue`: running and waiting requests by model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 @click.command("queue")
 @click.option(
-    "--watch", type=DurationParam(0.2), metavar="DURATION", help="Repeat so often, such as 2s."
+    "--watch",
+    type=DurationParam(0.2),
+    metavar="DURATION",
+    help="Refresh at this interval, such as 2s.",
 )
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
-    """Show running and waiting requests."""
+    """Show running and waiting requests by model."""
     refresh(lambda: server.get("/admin/queue"), as_json, _rendered, watch)
 
 

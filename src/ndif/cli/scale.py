@@ -15,7 +15,7 @@ from ndif.cli.server_client import ServerClient, with_server
 @click.option(
     "--generation",
     metavar="0.8",
-    help="nnsight generation of the replicas; default: the one that is deployed.",
+    help="nnsight generation of the replicas; default: the deployed generation.",
 )
 @with_server
 def command(

@@ -1,4 +1,4 @@
-"""`ndif status`: machines, models, replicas and the schedule."""
+"""`ndif status`: nodes, models, replicas and the schedule."""
 
 from __future__ import annotations
 
@@ -34,11 +34,14 @@ _NOT_DEPLOYED = "NOT DEPLOYED"
 
 @click.command("status")
 @click.option(
-    "--watch", type=DurationParam(0.2), metavar="DURATION", help="Repeat so often, such as 2s."
+    "--watch",
+    type=DurationParam(0.2),
+    metavar="DURATION",
+    help="Refresh at this interval, such as 2s.",
 )
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
-    """Show machines, models and replicas."""
+    """Show nodes, models, replicas and the schedule."""
     refresh(lambda: server.get("/admin/status"), as_json, _rendered, watch)
 
 
@@ -50,7 +53,7 @@ def _rendered(answer: Any) -> RenderableType:
 
     server = read(ServerState, answer)
     parts: list[RenderableType] = [
-        table("Machines", ("machine", "device", "memory", "free"), _machines(server))
+        table("Nodes", ("node", "device", "memory", "free"), _nodes(server))
     ]
     parts.append(_models(server) if server.models else Text("No model is deployed."))
     parts += [Text(line, style="yellow") for line in server.problems]
@@ -71,7 +74,7 @@ def _name(model: ModelState) -> str:
     return f"{model.repo_id} ({model.revision})" if model.revision else model.repo_id
 
 
-def _machines(server: ServerState) -> Iterator[tuple[object, ...]]:
+def _nodes(server: ServerState) -> Iterator[tuple[object, ...]]:
     for node in server.nodes:
         gpus = ((_device(n, gpu), gpu) for n, gpu in enumerate(node.gpus))
         devices = [*gpus, ("CPU", node.cpu)]
@@ -108,7 +111,7 @@ def _models(server: ServerState) -> RenderableType:
         replicas = [_replica(replica, names, length) for replica in model.replicas]
         rows += under(head, replicas or [("none", "", "", "")])
     of_model = ("model", "nnsight", "state", "waiting", "size")
-    return table("Models", (*of_model, "replica", "replica's state", "age", "where"), rows)
+    return table("Models", (*of_model, "replica", "replica state", "age", "location"), rows)
 
 
 def _not_deployed(model: ModelState, windows: Iterable[BookedWindow]) -> str:

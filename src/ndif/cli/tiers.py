@@ -1,4 +1,4 @@
-"""`ndif tiers`: the rights and limits of API keys."""
+"""`ndif tiers`: named sets of rights and limits of API keys."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class LimitsParam(click.ParamType):  # type: ignore[type-arg]  # generic since c
         except ValueError:
             limits = None
         if not isinstance(limits, dict):
-            self.fail(f"{value!r} is no JSON object of limits by name", param, ctx)
+            self.fail(f"{value!r} is not a JSON object of limits by name", param, ctx)
         return limits
 
 
 @click.group("tiers")
 def command() -> None:
-    """Say what the holders of API keys may do.
+    """Manage rate-limit tiers.
 
-    A key may have several tiers: it has every right of them, and their greatest weight. A change works
+    A tier is a named set of rights and limits of API keys, and a weight in fair scheduling. A key with
+    several tiers has all their rights, the greatest weight and the widest limits. A change takes effect
     within NDIF_ACCOUNTS_CACHE_S.
     """
 
@@ -44,16 +45,21 @@ def command() -> None:
 def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each property of a tier."""
     helps = {
-        "gated": "Load gated and private models on demand for them, with the server's account of the hub.",
-        "trusted": "Run their code unconfined, with the rights of the server.",
-        "priority": "Serve them first, by at most NDIF_LINE_HEAD_START_S.",
-        "hotswapping": "Load models on demand for them.",
+        "gated": "Load gated and private models on demand, with the operator's account of the hub.",
+        "trusted": "Run the users' code unconfined, with the rights of the server.",
+        "priority": "Serve requests first, with a head start of NDIF_LINE_HEAD_START_S.",
+        "hotswapping": "Load models on demand.",
     }
     decorated = click.option(
-        "--limits", type=LimitsParam(), metavar="JSON", help="Limits by name; {}: the server's."
+        "--limits",
+        type=LimitsParam(),
+        metavar="JSON",
+        help="Limits by name; {}: the server's limits.",
     )(function)
     decorated = click.option(
-        "--weight", type=click.FloatRange(0, 1000, min_open=True), help="Share beside other users."
+        "--weight",
+        type=click.FloatRange(0, 1000, min_open=True),
+        help="Share of a model relative to other users.",
     )(decorated)
     for right, text in helps.items():
         decorated = click.option(f"--{right}/--no-{right}", default=None, help=text)(decorated)
@@ -65,11 +71,11 @@ def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
 @_properties
 @with_accounts
 def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
-    """Make a tier; by default it has no right, and the weight 1."""
+    """Create a tier; by default, the tier has no rights and the weight 1."""
     from ndif.schema.account import AccountTier
 
     answer = accounts.post(AccountTier, "tiers/create", tier=tier, **_set_properties(properties))
-    show_answer(answer, as_json, [f"Tier {tier} is made."])
+    show_answer(answer, as_json, [f"Tier {tier} is created."])
 
 
 @command.command("change")
@@ -77,7 +83,7 @@ def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
 @_properties
 @with_accounts
 def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
-    """Change those properties of a tier that are given."""
+    """Change the given properties of a tier."""
     from ndif.schema.account import AccountTier
 
     answer = accounts.post(AccountTier, "tiers/change", tier=tier, **_set_properties(properties))
@@ -88,11 +94,11 @@ def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
 @click.argument("tier")
 @with_accounts
 def delete(accounts: AccountsClient, as_json: bool, tier: str) -> None:
-    """Remove a tier that no key has."""
+    """Delete a tier that no key has."""
     from ndif.schema.account import DeletedTier
 
     answer = accounts.post(DeletedTier, "tiers/delete", tier=tier)
-    show_answer(answer, as_json, [f"Tier {tier} is gone."])
+    show_answer(answer, as_json, [f"Tier {tier} is deleted."])
 
 
 @command.command("list")
@@ -111,7 +117,7 @@ def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @with_accounts
 def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
-    """Give keys a tier."""
+    """Add a tier to keys."""
     from ndif.schema.account import ApiKey, ApiKeys
 
     changed = [accounts.post(ApiKey, "tiers/assign", tier=tier, key=key) for key in keys]
@@ -123,7 +129,7 @@ def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, 
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @with_accounts
 def withdraw(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
-    """Take a tier from keys."""
+    """Remove a tier from keys."""
     from ndif.schema.account import ApiKey, ApiKeys
 
     changed = [accounts.post(ApiKey, "tiers/withdraw", tier=tier, key=key) for key in keys]

@@ -1,4 +1,4 @@
-"""`ndif trace`: the steps of one job, with their times."""
+"""`ndif trace`: the steps of one job and their times."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MS = 1000.0
 @click.argument("job_id")
 @as_user
 def command(server: ServerClient, as_json: bool, job_id: str) -> None:
-    """Show what became of a job that waits, runs or has ended. JOB_ID may be the beginning of one.
+    """Show the steps of a waiting, running or ended job. JOB_ID may be a unique prefix.
 
-    Each step has a bar in the time from the job's beginning to its end. Steps of the queue, of the
-    replica and of its runner overlap: the queue sends a job, the replica runs it.
+    The bar of a step shows its time between the start and the end of the job. Steps of
+    different parts of the server, such as the queue and the replica, may overlap.
     """
     full_id = whole_id(server, job_id)
     if server.is_user:
@@ -58,7 +58,7 @@ def _rendered(answer: Any, *, is_own: bool) -> RenderableType:
         f"received {received.isoformat(' ', 'milliseconds')}, {answer['status']}"
     )
     if not steps:
-        return Group(title, Text("No step of it is recorded."))
+        return Group(title, Text("No steps are recorded."))
     begin = min(step.start for step in steps)
     end = max(step.end for step in steps)
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -81,7 +81,7 @@ def _rendered(answer: Any, *, is_own: bool) -> RenderableType:
 
 
 def bar(start: float, end: float, whole_s: float) -> str:
-    """Return a step's bar on a scale of `whole_s` seconds, at least one character wide."""
+    """Return a step's bar, at least one character wide, on a scale of `whole_s` seconds."""
     scale = _WIDTH / max(whole_s, 1e-6)
     first = min(int(start * scale), _WIDTH - 1)
     last = max(first + 1, round(end * scale))

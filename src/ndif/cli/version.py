@@ -14,10 +14,10 @@ _PACKAGES = ("torch", "transformers", "accelerate", "peft", "redis", "obstore", 
 
 
 @click.command("version")
-@click.option("--all", "everything", is_flag=True, help="Also print those of what it works with.")
+@click.option("--all", "everything", is_flag=True, help="Also print the versions of dependencies.")
 @json_option
 def command(everything: bool, as_json: bool) -> None:
-    """Print the version of ndif; with --all also those of Python, nnsight, torch and other libraries."""
+    """Print the version of ndif; with --all also the versions of Python, nnsight, torch and others."""
     from ndif import __version__
 
     if not everything:
@@ -35,7 +35,7 @@ def command(everything: bool, as_json: bool) -> None:
 
 
 def _packages() -> dict[str, str | None]:
-    """Return the versions of the packages that the server uses, by name; None if not installed."""
+    """Return the versions of the software that the server uses, by name; None if not installed."""
     from importlib import metadata
 
     from ndif.host.runtimes import Runtimes
