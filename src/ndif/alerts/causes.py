@@ -13,19 +13,19 @@ from ndif.schema.states import ProbeKind, ProcessorStatus
 from ndif.sizes import format_size
 
 ERRORS_WITHIN_S = 900.0
-"""Window of the error rate: long enough that ten jobs of a quiet model are in it."""
+"""Window of the error rate: long enough for ten jobs of a quiet model."""
 _MIN_JOBS = 10
 """Minimum jobs for an error rate: a few failures may be one user's mistakes in a notebook."""
 LOST_WITHIN_S = 900.0
 _MIN_LOST = 3
-"""Lost processes of one model in that window that raise an alert; a single one is replaced quietly."""
+"""Minimum lost processes of one model in that window for an alert; a single one is replaced silently."""
 EVICTIONS_WITHIN_S = 1800.0
 _MAX_EVICTIONS = 10
-"""Evictions of one model in that window before an alert; with more it serves under three minutes a time."""
+"""Maximum evictions of one model in that window without an alert: one every three minutes."""
 _BLOCKED_S = 1800.0
-"""Seconds since the last dispatch that are a cause: the running jobs may be long."""
+"""Minimum seconds since the last dispatch for a stuck queue, because the running jobs may be long."""
 _MISSING_NODE_S = 24 * 3600.0
-"""Seconds for which a missing machine is a cause; after that it counts as removed by the operator."""
+"""Seconds for which a missing node is a cause; after that, the node counts as removed by the operator."""
 _DISK_HYSTERESIS = 0.02
 """Fraction of a disk that must be free beyond the limit before the cause ends, to avoid flapping."""
 _MAX_QUOTED = 500
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
     kind: Kind
     subject: str
-    """The affected model, machine, GPU or store."""
+    """The affected model, node, GPU or store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +132,17 @@ class ServerObservation:
     disk: tuple[int, int] | None
     """Free and total bytes of the disk of results; None if unknown."""
     nodes: Mapping[str, float]
-    """Unix time at which each machine was last seen."""
+    """Unix time at which each node was last seen."""
     counts: Increases
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The causes that hold, and the keys of undecided ones."""
+    """The causes that hold, and the keys of undecided causes."""
 
     causes: tuple[Cause, ...]
     undecided: frozenset[Key] = frozenset()
-    """Causes that may or may not hold, such as those of a model that is being reloaded."""
+    """Keys of causes that may or may not hold, such as failures of a model that is loading again."""
 
 
 def find(observation: ServerObservation, limits: AlertLimits) -> Findings:
@@ -160,21 +160,21 @@ def find(observation: ServerObservation, limits: AlertLimits) -> Findings:
         *_queues(observation, limits, undecided),
         *_counted(observation, limits),
     ]
-    # Of several causes with the same key the first is kept.
+    # The first of several causes with the same key is kept.
     by_key = {cause.key: cause for cause in reversed(causes)}
     return Findings(tuple(reversed(by_key.values())), frozenset(undecided - by_key.keys()))
 
 
 def nodes_seen(nodes: Mapping[str, float], server: ServerState, at: float) -> dict[str, float]:
-    """Return when each machine was last seen, without those missing for more than a day."""
+    """Return the time at which each node was last seen; leave out nodes missing for a day."""
     lately = {name: last for name, last in nodes.items() if at - last < _MISSING_NODE_S}
     return lately | {node.name: at for node in server.nodes}
 
 
 _UNAVAILABLE = {
-    "broker": "The broker does not answer: jobs are refused, and those that run go on.",
+    "broker": "The broker does not answer: new jobs are refused, and running jobs continue.",
     "objects": "The object store does not answer: polled jobs and large results are refused.",
-    "accounts": "The store of API keys does not answer: only keys used a moment ago are let in.",
+    "accounts": "The store of API keys does not answer: only recently used keys are accepted.",
 }
 
 
@@ -188,7 +188,7 @@ def _nodes(observation: ServerObservation) -> Iterator[Cause]:
     present = {node.name for node in observation.server.nodes}
     for name, last in observation.nodes.items():
         if name not in present and observation.at - last < _MISSING_NODE_S:
-            yield Cause(Kind.NODE_LOST, name, f"The machine {name} is no longer there.", last)
+            yield Cause(Kind.NODE_LOST, name, f"The node {name} is gone.", last)
 
 
 def _disk(
@@ -237,11 +237,11 @@ def _is_loading(model: ModelState) -> bool:
 
 
 def _probe(subject: str, probe: Probe, undecided: set[Key]) -> Iterator[Cause]:
-    """Yield the failure of a model's last probe; a probe that could not be made leaves it undecided."""
+    """Yield the failure of a model's last probe; without an outcome, add the cause to `undecided`."""
     if probe.outcome in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
         undecided.add(Key(Kind.PROBE, subject))
         return
-    why = probe.reason or "no reason is known."
+    why = probe.reason or "the reason is unknown."
     sentence = f"The probe of {subject} failed ({probe.outcome.value}): {why}"
     yield Cause(Kind.PROBE, subject, _quoted(sentence), probe.at)
 
@@ -287,7 +287,7 @@ def _counted(observation: ServerObservation, limits: AlertLimits) -> Iterator[Ca
     for model, count in observation.counts.within(EVICTIONS_WITHIN_S).evicted.items():
         if count > _MAX_EVICTIONS:
             window = format_duration(EVICTIONS_WITHIN_S)
-            sentence = f"{model} left its device {count:.0f} times in the last {window}."
+            sentence = f"{model} was evicted {count:.0f} times in the last {window}."
             yield Cause(Kind.EVICTIONS, model, sentence, observation.at)
 
 

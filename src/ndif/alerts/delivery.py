@@ -1,4 +1,4 @@
-"""Delivery of alerts: to each destination in order, with retries, and without blocking the caller."""
+"""Delivery of alerts to each destination: in order, with retries, and without blocking the caller."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ POLICY = Policy(
 _MAX_AGE_S = 24 * 3600.0
 """Age in seconds at which a message is dropped as useless."""
 _REFUSES_CONTENT = (400, 410, 413, 422)
-"""Status codes that give up this message; others may mean a wrong address, which can be corrected."""
+"""Status codes at which a message is dropped; other codes may mean an address that can be corrected."""
 
 Body = Callable[[Message], JsonObject]
 FORMS: Mapping[Form, Body] = {
@@ -166,8 +166,8 @@ def open_destinations(settings: Settings) -> list[Destination]:
 class AlertDelivery(Delivery[Destination]):
     """Delivery whose items are the destinations that have messages.
 
-    A destination receives its messages one at a time. `take` adds messages that a predecessor saved and did
-    not deliver.
+    A destination receives its messages one at a time. `take` adds messages that an earlier process saved
+    but did not deliver.
     """
 
     name = "alerts"
@@ -212,7 +212,7 @@ class AlertDelivery(Delivery[Destination]):
         }
 
     def take(self, waiting: Mapping[str, Sequence[Message]]) -> None:
-        """Add a predecessor's undelivered messages; drop those to an unknown destination."""
+        """Add the undelivered messages of an earlier process; drop messages to an unknown destination."""
         for destination in self.destinations:
             destination.waiting += waiting.get(destination.id, ())
         self._added.set()

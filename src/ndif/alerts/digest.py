@@ -15,7 +15,7 @@ from ndif.sizes import format_size
 
 DAY_S = 24 * 3600.0
 MOST_JOBS = 10_000
-"""Maximum job records that are read, so that a digest does not block a busy server."""
+"""Maximum number of job records that are read, so that a digest does not block a busy server."""
 _TOP = 5
 
 
@@ -56,13 +56,13 @@ def lines(day: Day) -> list[str]:
 
 def _jobs(day: Day) -> list[str]:
     if day.jobs is None:
-        return ["Jobs: their record cannot be read now."]
+        return ["Jobs: the job records cannot be read."]
     ended = [job for job in day.jobs if day.at - job.ended < DAY_S]
     if not ended:
         return ["Jobs: none ended."]
     by_status = Counter(job.status for job in ended)
     statuses = ", ".join(f"{count} {status}" for status, count in by_status.most_common())
-    only = " (only the last are counted)" if len(ended) >= MOST_JOBS else ""
+    only = " (only the most recent are counted)" if len(ended) >= MOST_JOBS else ""
     text = [f"Jobs: {len(ended)} ended{only}: {statuses}."]
     by_model: defaultdict[str, list[JobRecord]] = defaultdict(list)
     for job in ended:
@@ -100,7 +100,7 @@ def _incidents(day: Day) -> list[str]:
 
 
 def _machine(day: Day) -> list[str]:
-    text = [f"This process leads for {lasted(day.at - day.leads_since)}."]
+    text = [f"This process has been the leader for {lasted(day.at - day.leads_since)}."]
     if day.disk is not None:
         free, total = day.disk
         text.append(f"Disk of results: {format_size(free)} of {format_size(total)} free.")

@@ -1,8 +1,8 @@
-"""Incidents: causes of one origin, from the first message about them to their resolution.
+"""Incidents: causes that are reported together, from the first message to their resolution.
 
 A pure state machine. To avoid flapping, a cause must hold for `Timing.hold_s` before it is reported, and be
-absent as long before it is over. Models that fail while a store, machine or GPU is unavailable belong to
-its incident.
+absent as long before it is over. Failures of models while a store, node or GPU is unavailable belong to the
+incident of that store, node or GPU.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ndif.alerts.causes import FOLLOWING, ROOTS, Cause, Findings, Key
 from ndif.schema.server_state import ProblemKind as Kind
 
 _MIN_CHANGE_S = 600.0
-"""Minimum seconds before a message about a change: users can make many models fail one by one."""
+"""Minimum seconds between messages about changes, because users can make many models fail one by one."""
 _KEPT_S = 24 * 3600.0
 """Seconds for which a resolved incident is kept, for the digest and `ndif alerts list`."""
 _MAX_RESOLVED = 100
 _MAX_ENDED_CAUSES = 50
-"""Maximum ended causes that an open incident still names."""
+"""Maximum number of ended causes that an open incident keeps."""
 
 
 class IncidentEvent(str, Enum):
@@ -40,7 +40,7 @@ class Timing:
     hold_s: float = 60.0
     """Time a cause must hold before it is reported, and be absent before it is over."""
     repeat_s: float = 4 * 3600.0
-    """Time after which an open incident is reported again."""
+    """Time since the last message after which an open incident is reported again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Book:
     pending: Mapping[Key, Pending] = field(default_factory=dict)
     open: tuple[Incident, ...] = ()
     over: tuple[Incident, ...] = ()
-    """Incidents of the last day that were resolved, the oldest first."""
+    """Incidents that were resolved during the last day, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def step(
 
 
 def _merged(before: Pending | None, cause: Cause, now: float) -> Pending:
-    """Return a cause that holds, with the time at which it was first seen."""
+    """Return the pending entry of a cause that holds, with the time at which it was first seen."""
     if before is None:
         return Pending(cause, now)
     since = min(before.cause.since, cause.since)
@@ -251,9 +251,9 @@ def saved(book: Book) -> SavedBook:
 
 
 def loaded(saved: SavedBook, now: float) -> Book:
-    """Return the incidents of a predecessor.
+    """Return the incidents that an earlier process saved.
 
-    Each holding cause counts as seen now, since no process has observed the server meanwhile.
+    Each holding cause counts as seen now, because no process has observed the server meanwhile.
     """
     return Book(
         open=tuple(_with_last_seen(incident, now) for incident in saved.open),
@@ -268,7 +268,7 @@ def _with_last_seen(incident: Incident, moment: float) -> Incident:
 
 
 def taken_over(book: Book, earlier: Book) -> Book:
-    """Return a book that includes a predecessor's incidents, except open ones whose kind is open now."""
+    """Return `book` with the incidents of `earlier`, except open ones whose kind is open in `book`."""
     kinds = {incident.kind for incident in book.open}
     left = tuple(incident for incident in earlier.open if incident.kind not in kinds)
     member_keys = {member.cause.key for incident in left for member in incident.members}

@@ -58,7 +58,7 @@ class SavedAlerts:
 
     incidents: SavedBook
     nodes: Mapping[str, float]
-    """Unix time of the hour in which each machine was last seen."""
+    """Unix time of the hour in which each node was last seen."""
     digest_day: str | None
     messages: Mapping[str, tuple[Message, ...]]
     """Waiting messages by the id of their destination."""
@@ -79,7 +79,7 @@ class Alerts:
         folder: Path,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; `run` watches. `folder` holds the results; its disk is measured."""
+        """Prepare the watch, which `run` starts. `folder` holds the results; its disk is checked."""
         self._delivery = delivery
         self._saved = saved
         self._stores = stores
@@ -103,7 +103,7 @@ class Alerts:
         self._events: EventLog | None = None
 
     async def run(self, look: Look, usage: UsageStore, events: EventLog | None = None) -> None:
-        """Watch until cancelled; note in `events` which incidents open and resolve."""
+        """Watch until cancelled; record opened and resolved incidents in `events`."""
         self._events = events
         self._leads_since = self._now()
         self._counts.record(self._now(), counted())
@@ -113,7 +113,7 @@ class Alerts:
         ]
         try:
             while True:
-                # The first check is late enough to load the state that a predecessor saves as it ends.
+                # The first check is late enough to load the state that an earlier process saves at its end.
                 await asyncio.sleep(LOOK_S)
                 try:
                     await self._load()
@@ -122,7 +122,7 @@ class Alerts:
                     await self._save()
                 except Exception:
                     # One failure must not end the watch.
-                    logger.exception("the look for alerts failed; the next one follows")
+                    logger.exception("a check for alerts failed; the next one follows")
         finally:
             await end(beside)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -137,7 +137,7 @@ class Alerts:
         )
 
     async def test(self) -> TestedAlerts:
-        """Send a test message to every destination, and return what each answered."""
+        """Send a test message to every destination, and return the outcomes."""
         message = test_message(self._server, self._now())
         return TestedAlerts(destinations=await self._delivery.try_each(message))
 
@@ -186,16 +186,16 @@ class Alerts:
         day = digest.Day(now, jobs, past, self._leads_since, disk_usage(self._folder))
         self._delivery.send(digest_message(self._server, now, digest.lines(day)))
 
-    # Beyond this process
+    # State for the next process
 
     async def _load(self) -> None:
-        """Take over a predecessor's state, once its store answers."""
+        """Take over the state of an earlier process, once the store of that state answers."""
         if self._is_loaded:
             return
         try:
             state = await self._saved.load()
         except BrokerError as error:
-            logger.warning("the alerts of before wait: %s", error)
+            logger.warning("the saved alerts cannot be loaded yet: %s", error)
             return
         self._is_loaded = True
         if state is not None:

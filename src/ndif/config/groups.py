@@ -77,7 +77,7 @@ class FolderSettings(Group):
 
     @property
     def root(self) -> Path:
-        """Folder in `session_root`, as an absolute path."""
+        """The absolute path of `session_root`."""
         return self.session_root.expanduser().absolute()
 
     @property
@@ -370,7 +370,7 @@ class AlertSettings(Group):
             raise ValueError("NDIF_ALERT_EMAIL_TEMPLATE needs NDIF_ALERT_EMAIL")
         if self.alert_digest_at and not self.sends_alerts:
             raise ValueError(
-                "NDIF_ALERT_DIGEST_AT needs NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL: nobody would get it"
+                "NDIF_ALERT_DIGEST_AT needs a recipient: NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL"
             )
         return self
 

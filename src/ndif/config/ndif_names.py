@@ -61,13 +61,13 @@ def sentences(environ: Mapping[str, str], names: Mapping[str, str]) -> Iterator[
     for other, field, _ in _read(given):
         name = names[field]
         if name in given:
-            yield f"The variable {other} is not read, because {name} is set, its name here."
+            yield f"The variable {other} is not read, because {name} is set, which is its name here."
         else:
-            yield f"The variable {other} is called {name} here, and is read as that."
+            yield f"The variable {other} is read as {name}, its name here."
     if _is_minio(given):
         yield (
-            f"{' and '.join(names[field] for field in _KEYS)} are not set: the object store is asked with "
-            f"MinIO's own keys ({_MINIO}), which every user of this machine knows."
+            f"{' and '.join(names[field] for field in _KEYS)} are not set: the server uses MinIO's "
+            f"default keys ({_MINIO}), which every user of this machine knows."
         )
 
 

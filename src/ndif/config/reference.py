@@ -69,7 +69,7 @@ def read() -> Settings:
         sentences = map(_sentence, problems(error), problems(error, show_values=False))
         raise VariableError("\n".join(sentences)) from error
     except (OSError, SettingsError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         folder = name_of("secrets_dir")
         raise VariableError(
             f"A variable cannot be read from its file in {folder} ({error}): {reason}."
@@ -114,7 +114,7 @@ def unread(environ: Mapping[str, str]) -> list[str]:
         return _REPLACED.get(name.removeprefix(prefix)) or (
             f"did you mean {prefix}{near[0]}?"
             if near
-            else "`ndif info --config` lists the variables that are."
+            else "`ndif info --config` lists all variables."
         )
 
     # The case of variable names is ignored.

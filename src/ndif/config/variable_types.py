@@ -81,7 +81,8 @@ def _check_hash(text: str) -> None:
     if not _PASSWORD_HASH.fullmatch(text):
         # In double quotes, a shell expands the text after a dollar sign as a variable.
         raise ValueError(
-            "is no hash of `ndif admin password`; write it in single quotes, for it has dollar signs"
+            "is not a hash of `ndif admin password`; write the hash in single quotes, because it has "
+            "dollar signs"
         )
 
 
