@@ -203,7 +203,6 @@ def _root(incidents: Sequence[Incident], pending: Mapping[Key, Pending]) -> Kind
 
 
 def _group(kind: Kind, root: Kind | None) -> Kind:
-    """Return the kind of the incident that a cause belongs to."""
     return root if root is not None and kind in FOLLOWING else kind
 
 
@@ -262,7 +261,6 @@ def loaded(saved: SavedBook, now: float) -> Book:
 
 
 def _with_last_seen(incident: Incident, moment: float) -> Incident:
-    """Set the time at which the holding causes were last seen."""
     members = (m if m.over is not None else replace(m, seen=moment) for m in incident.members)
     return replace(incident, members=tuple(members))
 

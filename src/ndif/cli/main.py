@@ -28,7 +28,7 @@ _COMMANDS = {
     "evict": "Remove a model, one of its replicas, or all models from their devices.",
     "export": "Print a deployment file of the models deployed now.",
     "gc": "Delete expired results, responses and job records.",
-    "healthz": "Check that this machine's server answers; the exit code is the result.",
+    "healthz": "Check the health of this machine's server and services.",
     "info": "Show the server of this machine and its configuration.",
     "jobs": "List, cancel and download your jobs.",
     "keys": "Create, list and revoke API keys.",

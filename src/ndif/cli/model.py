@@ -64,8 +64,10 @@ def _trace(model: Mapping[str, Any], generation: str | None) -> str:
     wanted = generation or next(iter(snippets), None)
     if wanted not in snippets:
         hint = f" There are examples for nnsight {', '.join(snippets)}." if snippets else ""
-        of = f" for nnsight {generation}" if generation else ""
-        raise click.ClickException(f"There is no example trace of {model['repo_id']}{of}.{hint}")
+        suffix = f" for nnsight {generation}" if generation else ""
+        raise click.ClickException(
+            f"There is no example trace of {model['repo_id']}{suffix}.{hint}"
+        )
     return str(snippets[wanted])
 
 

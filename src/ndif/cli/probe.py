@@ -123,7 +123,6 @@ def _is_deployed(model: ModelStatus) -> bool:
 
 
 def _generations_of(model: ModelStatus, runtimes: Mapping[str, Runtime]) -> Iterator[str]:
-    """Yield the installed generations in which a model has a state, or else the first installed one."""
     deployed = [generation for generation in runtimes if generation in model.runtimes]
     yield from deployed or [*runtimes][:1]
 

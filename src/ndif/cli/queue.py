@@ -39,7 +39,7 @@ def _rendered(answer: Any) -> RenderableType:
     running = [request for model in queues.models for request in model.running]
     waiting = [request.request_id for model in queues.models for request in model.waiting]
     length = unique_length([*(request.request_id for request in running), *waiting])
-    of_replica = unique_length(request.replica_id for request in running)
+    replica_length = unique_length(request.replica_id for request in running)
     rows: list[tuple[object, ...]] = []
     for model in queues.models:
         requests: list[tuple[object, ...]] = [
@@ -48,7 +48,7 @@ def _rendered(answer: Any) -> RenderableType:
                 "running",
                 elapsed(request.since),
                 "",
-                request.replica_id[:of_replica],
+                request.replica_id[:replica_length],
             )
             for request in model.running
         ]
@@ -58,8 +58,8 @@ def _rendered(answer: Any) -> RenderableType:
         rows += under((model.repo_id, model.generation), requests)
     if not rows:
         return Text("No request is running or waiting.")
-    of_request = ("request", "user", "position", "for", "starts in", "replica")
-    return table("Requests", ("model", "nnsight", *of_request), rows)
+    headings = ("request", "user", "position", "for", "starts in", "replica")
+    return table("Requests", ("model", "nnsight", *headings), rows)
 
 
 def _id_and_user(request: RunningRequest | WaitingRequest, length: int) -> tuple[str, str]:

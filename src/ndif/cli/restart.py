@@ -148,8 +148,8 @@ def _restart_process(
     except ProcessLookupError:
         pass
     started: set[int] = set()
-    ends = f"process {process} of the {name} to end, and another" if process else f"the {name}"
-    with waiting_for(f"{ends} to start"):
+    awaited = f"process {process} of the {name} to end, and another" if process else f"the {name}"
+    with waiting_for(f"{awaited} to start"):
         while time.time() < began + _RESTART_S:
             current = {*processes()}
             if process not in current and any(is_up(pid, began) for pid in current - before):

@@ -91,10 +91,10 @@ class ServerClient:
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers that identify and authenticate this client."""
-        named = {"User-Agent": f"{COMMAND_LINE}/{__version__}"}
+        headers = {"User-Agent": f"{COMMAND_LINE}/{__version__}"}
         if self._key is not None:
-            return {**named, "ndif-api-key": self._key}
-        return {**named, "Authorization": f"Bearer {self._token}"} if self._token else named
+            return {**headers, "ndif-api-key": self._key}
+        return {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
 
     @property
     def job_key(self) -> str:
@@ -152,8 +152,8 @@ class ServerClient:
                 verify=self.url.startswith("https:"),
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = str(error) or type(error).__name__
-            raise NoServerError(f"The server at {self.url} does not answer: {why}.") from error
+            reason = str(error) or type(error).__name__
+            raise NoServerError(f"The server at {self.url} does not answer: {reason}.") from error
         try:
             content = answer.json()
         except ValueError:

@@ -65,9 +65,9 @@ def _rendered(answer: Any) -> RenderableType:
 def _failed_probes(server: ServerState) -> Iterator[str]:
     for model in server.models:
         if (probe := model.probe) and probe.up is False:
-            of = f"{_name(model)} by nnsight {model.generation}"
-            why = probe.outcome.value + (f": {probe.reason}" if probe.reason else "")
-            yield f"The last probe of {of}: {why}"
+            label = f"{_name(model)} by nnsight {model.generation}"
+            outcome = probe.outcome.value + (f": {probe.reason}" if probe.reason else "")
+            yield f"The last probe of {label}: {outcome}"
 
 
 def _name(model: ModelState) -> str:
@@ -88,7 +88,6 @@ def _nodes(server: ServerState) -> Iterator[tuple[object, ...]]:
 
 
 def _device(index: int, gpu: GpuState) -> str:
-    """Name a GPU by its index and the first characters of its UUID."""
     name = f"GPU {index} ({gpu.uuid[:12]})" if gpu.uuid else f"GPU {index}"
     return f"{name}, withdrawn" if gpu.withdrawn else name
 
@@ -110,8 +109,8 @@ def _models(server: ServerState) -> RenderableType:
         )
         replicas = [_replica(replica, names, length) for replica in model.replicas]
         rows += under(head, replicas or [("none", "", "", "")])
-    of_model = ("model", "nnsight", "state", "waiting", "size")
-    return table("Models", (*of_model, "replica", "replica state", "age", "location"), rows)
+    headings = ("model", "nnsight", "state", "waiting", "size")
+    return table("Models", (*headings, "replica", "replica state", "age", "location"), rows)
 
 
 def _not_deployed(model: ModelState, windows: Iterable[BookedWindow]) -> str:

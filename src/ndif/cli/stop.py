@@ -124,9 +124,9 @@ def _standalone_services() -> list[tuple[str, RunRecord]]:
 
 
 def _running_sentence(services: list[tuple[str, RunRecord]]) -> str:
-    named = " and ".join(f"the {name} at {record.url}" for name, record in services)
+    text = " and ".join(f"the {name} at {record.url}" for name, record in services)
     runs, them = ("run", "them") if len(services) > 1 else ("runs", "it")
-    return f"{named[0].upper()}{named[1:]} still {runs}; `ndif stop --services` stops {them}."
+    return f"{text[0].upper()}{text[1:]} still {runs}; `ndif stop --services` stops {them}."
 
 
 def _terminate(record: RunRecord) -> None:

@@ -71,7 +71,7 @@ def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
 @_properties
 @with_accounts
 def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
-    """Create a tier; by default, the tier has no rights and the weight 1."""
+    """Create a tier. By default, the tier has no rights and the weight 1."""
     from ndif.schema.account import AccountTier
 
     answer = accounts.post(AccountTier, "tiers/create", tier=tier, **_set_properties(properties))

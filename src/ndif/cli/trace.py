@@ -52,9 +52,9 @@ def _rendered(answer: Any, *, is_own: bool) -> RenderableType:
     trace = read(kind, answer)
     steps = trace.steps
     received = datetime.fromtimestamp(trace.received, timezone.utc)
-    of = f" of {trace.user}" if isinstance(trace, Trace) else ""
+    owner = f" of {trace.user}" if isinstance(trace, Trace) else ""
     title = Text(
-        f"{trace.id}{of}: {trace.model}, nnsight {trace.generation}, "
+        f"{trace.id}{owner}: {trace.model}, nnsight {trace.generation}, "
         f"received {received.isoformat(' ', 'milliseconds')}, {answer['status']}"
     )
     if not steps:
@@ -75,8 +75,8 @@ def _rendered(answer: Any, *, is_own: bool) -> RenderableType:
             _milliseconds(step.end - step.start),
             bar(step.start - begin, step.end - begin, end - begin),
         )
-    why = f"; {trace.reason}" if trace.reason else ""
-    total = Text(f"{_milliseconds(end - begin)} in all{why}")
+    suffix = f"; {trace.reason}" if trace.reason else ""
+    total = Text(f"{_milliseconds(end - begin)} in all{suffix}")
     return Group(title, table, total)
 
 

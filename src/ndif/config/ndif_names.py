@@ -77,7 +77,6 @@ def is_read(name: str) -> bool:
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the non-empty variables by upper-case name."""
     return {name.upper(): value for name, value in environ.items() if value}
 
 

@@ -89,7 +89,6 @@ def _sentence(shown: InvalidValue, hidden: InvalidValue) -> str:
 
 
 def _is_secret(field: str) -> bool:
-    """Return True if a field's value must not be shown."""
     info = Settings.model_fields.get(field)
     return info is not None and _hides(info)
 

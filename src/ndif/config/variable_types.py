@@ -72,7 +72,6 @@ def _split_address(text: str, *schemes: str) -> SplitResult | None:
 
 
 def _http(text: str) -> SplitResult | None:
-    """Return the parts of an HTTP address without query and fragment; else None."""
     parts = _split_address(text, "http", "https")
     return None if parts is None or parts.query or parts.fragment else parts
 

@@ -149,7 +149,6 @@ class SettingDifference:
 
 
 def _text(value: Any) -> str:
-    """Return a setting's value as text for a sentence."""
     if value is None:
         return "default"
     return value if isinstance(value, str) else json.dumps(value)
