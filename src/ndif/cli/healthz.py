@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def command(ready: bool, as_json: bool) -> None:
     """Check that the server, worker and services of this machine are healthy; exit code 0 if so, else 1.
 
-    `ndif start` must use the same NDIF_SESSION_ROOT. A server is healthy if it answers at /ping, with
-    --ready at /connected; a service started alone, if it accepts connections; a worker, if its Ray node
-    runs.
+    The command checks the parts that `ndif start` started with the same NDIF_SESSION_ROOT. A server is
+    healthy if it answers at /ping, with --ready at /connected; a service started alone, if it accepts
+    connections; a worker, if its Ray node runs.
     """
     checks = _checks(ready)
     if as_json:
