@@ -107,7 +107,7 @@ class Alerts:
         self._events = events
         self._leads_since = self._now()
         self._counts.record(self._now(), counted())
-        beside = [
+        tasks = [
             asyncio.create_task(self._delivery.run(), name="alerts' delivery"),
             asyncio.create_task(self._save_deliveries(), name="alerts that are delivered"),
         ]
@@ -124,7 +124,7 @@ class Alerts:
                     # One failure must not end the watch.
                     logger.exception("a check for alerts failed; the next one follows")
         finally:
-            await end(beside)
+            await end(tasks)
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._save(), _STOP_S)
 

@@ -165,7 +165,9 @@ def _change(entry: _Entry) -> DeploymentChange:
     if not isinstance(fields, Mapping):
         raise SettingsError({"": f"Settings must be a mapping, not {quoted(fields)}."})
     if name is None:
-        raise SettingsError({"": "The entry has no repo_id, so nobody could ask for the model."})
+        raise SettingsError(
+            {"": "The entry has no repo_id, so clients could not request the model."}
+        )
     if not isinstance(name, str):
         raise SettingsError({"": f"A repo id must be text, not {quoted(name)}: put it in quotes."})
     fields = {str(key): value for key, value in fields.items()}
