@@ -108,7 +108,7 @@ async def test_mail_delivers_alert_and_digest_to_all_recipients() -> None:
     }
     mails = [message_from_bytes(each.content, policy=by_default) for each in post.received]  # type: ignore[arg-type]
     subjects = sorted({str(each["Subject"]) for each in mails})
-    assert subjects == ["A model is not there: org/a", "The last day"]
+    assert subjects == ["A model has no replica: org/a", "The last day"]
     texts = "\n".join(each.get_content() for each in mails)
     assert "• org/ä has no files." in texts
     assert "Jobs: none ended." in texts

@@ -173,7 +173,7 @@ def test_operator_template_fills_every_placeholder() -> None:
         ("$details", "must begin with a line"),
         ("Subject: x\nno empty line", "must begin with a line"),
         ("Subject: x\n\n", "must begin with a line"),
-        ("Subject: x\n\n$user", r"has \$user; there are \$headline"),
+        ("Subject: x\n\n$user", r"has \$user; allowed are \$headline"),
         ("Subject: x\n\ncosts 5 $", "single"),
     ],
 )

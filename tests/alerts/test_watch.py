@@ -171,7 +171,7 @@ async def test_watch_survives_broken_state_file_and_failed_check(
         site.file.write_text("{")
         right, site.document = site.document, {}
         async with site.watching():
-            await eventually(lambda: "the look for alerts failed" in caplog.text)
+            await eventually(lambda: "a check for alerts failed" in caplog.text)
             site.document, site.is_away = right, True
             await eventually(lambda: receiver.taken)
     assert "the saved alerts are lost" in caplog.text
@@ -247,11 +247,11 @@ def test_digest_lists_jobs_models_waits_incidents_and_disk() -> None:
         "Incidents: 2.",
         "• The disk of results is nearly full, over after 5m: 5 % of the disk is free.",
         "• A store does not answer, open for 1m: 5 % of the disk is free.",
-        "This process leads for 2h.",
+        "This process has been the leader for 2h.",
         "Disk of results: 1GiB of 4GiB free.",
     ]
     none = digest.Day(now, None, (), now, None)
-    assert digest.lines(none)[:2] == ["Jobs: their record cannot be read now.", "Incidents: none."]
+    assert digest.lines(none)[:2] == ["Jobs: the job records cannot be read.", "Incidents: none."]
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,11 @@ def error(result: Result, code: int) -> str:
 
 def test_key_is_created_shown_and_revoked(ndif: Ndif, database: TestDatabase) -> None:
     assert ndif("tiers", "create", "fast", "--hotswapping", "--weight", "2").stdout == (
-        "Tier fast is made.\n"
+        "Tier fast is created.\n"
     )
     made = ndif("keys", "create", "--user", "ada", "--name", "laptop", "--tier", "fast")
     assert made.exit_code == 0, made.output
-    assert " of ada is made. Nothing can show it again:\n" in made.stdout
+    assert " of ada is created. It cannot be shown again:\n" in made.stdout
     key = made.stdout.partition("export NDIF_API_KEY=")[2].split()[0]
     assert database.sql("SELECT digest FROM ndif_keys") == [
         hashlib.sha256(key.encode()).hexdigest()
@@ -87,7 +87,7 @@ def test_key_is_created_shown_and_revoked(ndif: Ndif, database: TestDatabase) ->
     assert printed(ndif("keys", "show", short, "--json")) == row
     first, *more = ndif("keys", "revoke", short).stdout.splitlines()
     assert first == f"Key {row['id']} of ada is revoked."
-    assert all("No server runs here that could end its jobs" in line for line in more)
+    assert all("No server runs on this machine to end the key's jobs" in line for line in more)
     assert "REVOKED" in ndif("keys", "show", short).stdout
     assert printed(ndif("keys", "list", "--user", "bob", "--json")) == {"keys": []}
 
@@ -178,7 +178,7 @@ def test_commands_name_missing_or_invalid_argument(ndif: Ndif) -> None:
         (("tiers", "create", "x" * 100), "tier: "),
     ):
         assert said in error(ndif(*arguments), 5)
-    assert "no JSON object" in error(ndif("tiers", "create", "a", "--limits", "3"), 2)
+    assert "not a JSON object" in error(ndif("tiers", "create", "a", "--limits", "3"), 2)
 
 
 @pytest.mark.parametrize(

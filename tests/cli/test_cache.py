@@ -86,7 +86,7 @@ def test_deployed_and_booked_models_stay_in_cache(here: Here, server: StartedSer
     assert len(here.states()) == 3
     pruned = here.ndif("cache", "prune", "--to", "0B")
     assert pruned.stdout.startswith(f"Deleted {WIDE} (")
-    assert pruned.stdout.endswith("All that is left is deployed, booked or in use.\n")
+    assert pruned.stdout.endswith("All remaining models are deployed, booked or in use.\n")
     assert {*here.states()} == {NAME, ADAPTER}
     # The evicted model is unprotected and can be removed.
     assert here.ndif("evict", NAME, "--cold").returncode == 0

@@ -137,9 +137,9 @@ def test_default_value_in_file_counts_as_given(ndif: Ndif, table: Table, here: P
 @pytest.mark.parametrize(
     ("arguments", "down_s", "told"),
     [
-        ([], 12.34, "none served until it was loaded, 12.3s."),
-        (["--no-wait"], 10.0, "none serves until it is loaded, 10s."),
-        (["--no-wait"], None, "none serves until it is loaded."),
+        ([], 12.34, "the model was unavailable while it loaded (12.3s)."),
+        (["--no-wait"], 10.0, "the model is unavailable while it loads (10s)."),
+        (["--no-wait"], None, "the model is unavailable while it loads."),
     ],
 )
 def test_deploy_reports_downtime_for_lack_of_memory(
@@ -147,9 +147,8 @@ def test_deploy_reports_downtime_for_lack_of_memory(
 ) -> None:
     table.down_s = down_s
     said = ndif("deploy", "org/down", *arguments).stdout
-    assert (
-        f"There {'is' if arguments else 'was'} no room for old and new replicas of org/down" in said
-    )
+    verb = "is" if arguments else "was"
+    assert f"There {verb} no memory for old and new replicas of org/down" in said
     assert told in said
 
 
@@ -247,7 +246,7 @@ def test_evict_all_evicts_every_model(ndif: Ndif, table: Table) -> None:
     ndif("deploy", "org/a", "org/b")
     said = ndif("evict", "--all").stdout
     assert said.count("is evicted.") == 2
-    assert said.endswith("org/booked stays: the calendar has it deployed now.\n")
+    assert said.endswith("org/booked is not evicted: the calendar has it dedicated now.\n")
     assert not table.deployed
     assert "There was nothing to evict." in ndif("evict", "--all").stdout
     for arguments in ((), ("org/a", "--all"), ("--all", "--replica", "r1")):
@@ -260,7 +259,7 @@ def test_restart_restarts_replicas_of_model(ndif: Ndif) -> None:
     assert ndif("restart", "org/a", "--generation", "0.8").exit_code == 0
     assert "no replica for nnsight 0.7" in error(ndif("restart", "org/a", "--generation", "0.7"), 4)
     for what in ([], ["broker"]):
-        assert "for the replicas of a MODEL" in error(
+        assert "--generation needs a MODEL" in error(
             ndif("restart", *what, "--generation", "0.8"), 2
         )
     assert printed(ndif("restart", "org/a", "--json"))["restarted"][0]["replica_id"] == "r1"
@@ -279,7 +278,7 @@ def test_restart_keeps_server_whose_models_cannot_be_exported(
     try:
         ndif("deploy", "org/a")
         ndif("scale", "org/a", "0")  # the export of 0 replicas is not a valid deployment file
-        assert "the server goes on as it is" in error(ndif("restart"), 1)
+        assert "The server is not restarted" in error(ndif("restart"), 1)
     finally:
         session.end()
 
@@ -321,12 +320,12 @@ def test_callbacks_are_listed_and_retried(ndif: Ndif, table: Table) -> None:
         assert text in said
     assert len(printed(ndif("callbacks", "list", "--json"))["callbacks"]) == 2
     said = ndif("callbacks", "retry", "request-4").stdout
-    assert said == "The call-back of request-4 is made again.\n"
+    assert said == "The webhook or mail of request-4 is retried.\n"
     assert "1 waiting, 1 given up" in ndif("callbacks", "list").stdout
     assert printed(ndif("callbacks", "retry", "--all", "--json")) == {"retried": ["request-5"]}
-    assert ndif("callbacks", "retry", "--all").stdout == "0 call-backs are made again.\n"
+    assert ndif("callbacks", "retry", "--all").stdout == "0 webhooks and mails are retried.\n"
     table.called_again.clear()
-    assert ndif("callbacks", "list").stdout == "No call-back waits, and none was given up.\n"
+    assert ndif("callbacks", "list").stdout == "No webhook or mail waits, and none was given up.\n"
 
 
 def test_alerts_are_listed_and_tested(ndif: Ndif, table: Table) -> None:
@@ -363,7 +362,7 @@ def test_events_name_operation_and_caller(ndif: Ndif) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["request-4", "--all"]], ids=" ".join)
 def test_callbacks_retry_takes_either_id_or_all(ndif: Ndif, arguments: list[str]) -> None:
-    assert "either a request's id or --all" in error(ndif("callbacks", "retry", *arguments), 2)
+    assert "either REQUEST_ID or --all" in error(ndif("callbacks", "retry", *arguments), 2)
 
 
 def test_status_shows_nodes_models_replicas_and_problems(ndif: Ndif, table: Table) -> None:
@@ -527,11 +526,11 @@ def test_foreign_server_is_reported_as_not_ndif(here: Path) -> None:
 
     with serving(Starlette(routes=[Route("/{path:path}", page)])) as url:
         said = error(invoke("status", "--url", url, "--token", "x"), 3)
-    assert "is no ndif server (HTTP 404)" in said
+    assert "is not an ndif server (HTTP 404)" in said
 
 
 def test_logs_without_session_fail(here: Path) -> None:
-    assert "no session yet" in error(invoke("logs"), 1)
+    assert "no server has run with the session root" in error(invoke("logs"), 1)
 
 
 def test_invalid_variable_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,9 @@ def test_service_is_healthy_while_it_runs(place: Place) -> None:
     broker = {"NDIF_BROKER_URL": f"redis://:secret@127.0.0.1:{free_port()}/0"}
     before = place.ndif("healthz")
     assert before.code == 1
-    assert before.error == f"Error: Nothing that `ndif start` started runs in {place.root}.\n"
+    assert before.error == (
+        f"Error: No server, worker or service of `ndif start` runs with the session root {place.root}.\n"
+    )
     assert json.loads(place.ndif("healthz", "--json").output) == {"healthy": False, "checks": {}}
 
     assert place.ndif("start", "broker", "--detach", **broker).code == 0

@@ -48,7 +48,7 @@ def download(url: str, tmp_path: Path, file: Path) -> Download:
 def test_result_file_is_readable_by_torch(download: Download, file: Path) -> None:
     result = download(COMPRESSED, DONE[:6])
     assert result.exit_code == 0, result.output
-    assert result.stdout == f"{file} has the result of job {DONE} (2.9MiB).\n"
+    assert result.stdout == f"The result of job {DONE} is in {file} (2.9MiB).\n"
     assert file.read_bytes() == RESULT
     saved = file.with_name("saved.pt")
     torch.save({"logits": torch.ones(100)}, saved)
@@ -80,14 +80,14 @@ def test_truncated_result_is_not_written(
 ) -> None:
     file.write_text("an earlier download")
     said = error(download(before + COMPRESSED[:size]), 1)
-    assert "The result is cut off" in said
+    assert "The result is truncated" in said
     assert file.read_text() == "an earlier download"
     assert [*file.parent.iterdir()] == [file]
 
 
 def test_empty_result_is_not_written(download: Download, file: Path) -> None:
     """Use a stored file that a power loss left empty."""
-    assert "The result is cut off" in error(download(b""), 1)
+    assert "The result is truncated" in error(download(b""), 1)
     assert [*file.parent.iterdir()] == []
 
 
@@ -126,7 +126,7 @@ def test_operator_token_cannot_read_results_of_users(tmp_path: Path, file: Path)
     with served(Laboratory(), tmp_path, operators=OPERATORS) as url:
         ran = invoke("jobs", "result", DONE[:6], "-o", file, "--url", url, "--token", TOKEN)
     said = error(ran, 5)
-    assert f"The result of job {DONE} is its user's alone" in said
+    assert f"Only its user can download the result of job {DONE}" in said
     assert "--key" in said
     assert "nnsight" not in said
 

@@ -1,4 +1,4 @@
-"""`ndif model`: the printed tree, a trace to paste, and names that are hostile to a terminal."""
+"""`ndif model`: the printed tree, an example trace, and names that are hostile to a terminal."""
 
 from __future__ import annotations
 
@@ -75,10 +75,11 @@ def test_trace_option_prints_only_trace(ndif: Ndif) -> None:
         result = ndif(GPT2, "--trace", *arguments)
         assert result.exit_code == 0, result.output
         compile(result.stdout, "pasted.py", "exec")
-    assert "There is no trace of org/bert for nnsight 0.7. There are some for 0.8." in error(
-        ndif(BERT, "--trace", "--generation", "0.7"), 1
+    assert (
+        "no example trace of org/bert for nnsight 0.7. There are examples for nnsight 0.8."
+        in error(ndif(BERT, "--trace", "--generation", "0.7"), 1)
     )
-    assert "There is no trace of org/new." in error(ndif("org/new", "--trace"), 1)
+    assert "There is no example trace of org/new." in error(ndif("org/new", "--trace"), 1)
 
 
 def test_json_output_contains_module_tree(ndif: Ndif) -> None:

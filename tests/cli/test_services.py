@@ -148,8 +148,8 @@ def test_own_broker_starts_and_stops_with_server(place: Place, broker: dict[str,
         file.write_text("damaged")
         failed = place.ndif("restart", service, shows_log=True)
         assert (failed.code, failed.output) == (1, ""), failed
-        assert f"The {service} started again and ended before it was up." in failed.error
-        assert f"{said['session']}/logs/{service}/output.log, which ends with:" in failed.error
+        assert f"The {service} restarted, but ended before it was ready." in failed.error
+        assert f"{said['session']}/logs/{service}/output.log ends with:" in failed.error
         assert ("Bad directive" if service == "broker" else "JSONDecodeError") in failed.error
         file.write_text(content)
         # The command succeeds independently of the supervisor's own retries.

@@ -370,7 +370,7 @@ def test_restart_keeps_models_and_environment(place: Place, tiny_gpt2: Path) -> 
     waiting = send(said["url"], SECOND, lasts)
     done = place.ndif("restart", "--json", NDIF_RUNNER_POOL="5")
     assert done.code == 0, done
-    assert "Other values here are not used: NDIF_RUNNER_POOL." in done.error
+    assert "ignores the values here of NDIF_RUNNER_POOL." in done.error
     again = json.loads(done.output)
     poll = f"{again['url']}/response/{waiting}"
     assert httpx.get(poll).json()["status"] not in ("ERROR", "COMPLETED")

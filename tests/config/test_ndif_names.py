@@ -83,9 +83,7 @@ def test_variables_of_ndif_reference_are_valid(monkeypatch: pytest.MonkeyPatch) 
     # This server has no counterpart of these variables.
     for name in ("RAY_DASHBOARD_PORT", "RAY_SERVE_PORT", "CONTROLLER_IMPORT_PATH"):
         assert sum(f"NDIF_{name} is not read: " in each for each in told) == 1
-    assert (
-        sum("are not set: the object store is asked with MinIO's own keys" in s for s in told) == 1
-    )
+    assert sum("are not set: the server uses MinIO's default keys" in s for s in told) == 1
     assert len(told) == 4
 
 
@@ -122,7 +120,7 @@ def test_variable_with_ndif_name_is_read_and_local_name_is_reported(
     assert (
         getattr(Settings(), field) == by_its_name_here != getattr(Settings.model_construct(), field)
     )
-    assert f"The variable {name} is called {here} here, and is read as that." in unread(os.environ)
+    assert f"The variable {name} is read as {here}, its name here." in unread(os.environ)
 
 
 def test_local_variable_name_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,5 +138,8 @@ def test_command_warns_of_foreign_variable_name(
 ) -> None:
     monkeypatch.setenv("NDIF_HOME", str(tmp_path))
     said = CliRunner().invoke(cli, ["info", "--config", "--json"])
-    assert "Warning: The variable NDIF_HOME is called NDIF_SESSION_ROOT here" in said.stderr
+    assert (
+        "Warning: The variable NDIF_HOME is read as NDIF_SESSION_ROOT, its name here."
+        in said.stderr
+    )
     assert str(tmp_path) in said.stdout

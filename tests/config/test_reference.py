@@ -163,7 +163,7 @@ def test_all_invalid_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch
         ("ndif_sanbox", "The variable ndif_sanbox is not read: did you mean NDIF_SANDBOX?"),
         ("NDIF_RAY_DASHBOARD_PORT", "a Ray head that this server starts has no dashboard."),
         ("NDIF_CONTROLLER_IMPORT_PATH", "is not read: there is one controller."),
-        ("NDIF_WALLPAPER", "is not read: `ndif info --config` lists the variables that are."),
+        ("NDIF_WALLPAPER", "is not read: `ndif info --config` lists all variables."),
     ],
 )
 def test_unknown_variable_is_reported(name: str, says: str) -> None:

@@ -191,7 +191,7 @@ def test_doctor_advises_which_package_to_install(tmp_path: Path) -> None:
 def test_help_lists_doctor() -> None:
     code, said = ndif("", "--help")
     assert code == 0
-    assert re.search(r"^  doctor +Check what this machine has", said, re.MULTILINE)
+    assert re.search(r"^  doctor +Check that this machine can run a server", said, re.MULTILINE)
 
 
 # A server for untrusted users.

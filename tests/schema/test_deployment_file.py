@@ -210,7 +210,7 @@ def test_every_problem_of_file_is_reported() -> None:
         "models.yaml, line 3: 'a/b': 'dedicate' is not a setting; did you mean 'dedicated'?",
         "models.yaml, line 4: 'not a model': 'not a model' names no model: give a repo id, like "
         "openai-community/gpt2, or a model key, as model.to_model_key() gives it.",
-        "models.yaml, line 6: entry 4: The entry has no repo_id, so nobody could ask for the model.",
+        "models.yaml, line 6: entry 4: The entry has no repo_id, so clients could not request the model.",
         "models.yaml, line 7: entry 5: A repo id must be text, not 7: put it in quotes.",
     )
 

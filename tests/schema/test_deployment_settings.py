@@ -69,9 +69,9 @@ def test_invalid_checkpoint_argument_is_rejected_with_advice(argument: str, says
 
 
 def test_folder_on_another_machine_is_not_checked_locally() -> None:
-    assert parse_checkpoint("org/name=/models/x", here=False).checkpoint == "/models/x"
+    assert parse_checkpoint("org/name=/models/x", is_local=False).checkpoint == "/models/x"
     with pytest.raises(NdifError, match="write its whole path"):
-        parse_checkpoint("org/name=models/x", here=False)
+        parse_checkpoint("org/name=models/x", is_local=False)
 
 
 BOUNDS = st.integers(1, 9).flatmap(

@@ -13,20 +13,20 @@ from ndif.schema.states import ProbeKind, ProcessorStatus
 from ndif.sizes import format_size
 
 ERRORS_WITHIN_S = 900.0
-"""Window of the error rate: long enough that ten jobs of a quiet model are in it."""
-_LEAST_JOBS = 10
+"""Window of the error rate: long enough for ten jobs of a quiet model."""
+_MIN_JOBS = 10
 """Minimum jobs for an error rate: a few failures may be one user's mistakes in a notebook."""
 LOST_WITHIN_S = 900.0
-_MOST_LOST = 3
-"""Lost processes of one model in that window that raise an alert; a single one is replaced quietly."""
+_MIN_LOST = 3
+"""Minimum lost processes of one model in that window for an alert; a single one is replaced silently."""
 EVICTIONS_WITHIN_S = 1800.0
-_MOST_EVICTIONS = 10
-"""Evictions of one model in that window before an alert; with more it serves under three minutes a time."""
+_MAX_EVICTIONS = 10
+"""Maximum evictions of one model in that window without an alert: one every three minutes."""
 _BLOCKED_S = 1800.0
-"""Seconds since the last dispatch that are a cause: the running jobs may be long."""
-_NODE_S = 24 * 3600.0
-"""Seconds for which a missing machine is a cause; after that it counts as removed by the operator."""
-_ENOUGH_MORE = 0.02
+"""Minimum seconds since the last dispatch for a stuck queue, because the running jobs may be long."""
+_MISSING_NODE_S = 24 * 3600.0
+"""Seconds for which a missing node is a cause; after that, the node counts as removed by the operator."""
+_DISK_HYSTERESIS = 0.02
 """Fraction of a disk that must be free beyond the limit before the cause ends, to avoid flapping."""
 _MAX_QUOTED = 500
 """Maximum characters of a quoted sentence."""
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
     kind: Kind
     subject: str
-    """The affected model, machine, GPU or store."""
+    """The affected model, node, GPU or store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,78 +132,83 @@ class ServerObservation:
     disk: tuple[int, int] | None
     """Free and total bytes of the disk of results; None if unknown."""
     nodes: Mapping[str, float]
-    """Unix time at which each machine was last seen."""
+    """Unix time at which each node was last seen."""
     counts: Increases
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The causes that hold, and the keys of undecided ones."""
+    """The causes that hold, and the keys of undecided causes."""
 
     causes: tuple[Cause, ...]
     undecided: frozenset[Key] = frozenset()
-    """Causes that may or may not hold, such as those of a model that is being reloaded."""
+    """Keys of causes that may or may not hold, such as failures of a model that is loading again."""
 
 
-def find(seen: ServerObservation, limits: AlertLimits) -> Findings:
+def find(observation: ServerObservation, limits: AlertLimits) -> Findings:
     """Return the causes that a server's state shows."""
     undecided: set[Key] = set()
     causes = [
-        *_stores(seen),
-        *_nodes(seen),
-        *_disk(seen, limits, undecided),
-        *(Cause(each.kind, each.subject, _quoted(each.text), seen.at) for each in seen.problems),
-        *_models(seen, undecided),
-        *_queues(seen, limits, undecided),
-        *_counted(seen, limits),
+        *_stores(observation),
+        *_nodes(observation),
+        *_disk(observation, limits, undecided),
+        *(
+            Cause(problem.kind, problem.subject, _quoted(problem.text), observation.at)
+            for problem in observation.problems
+        ),
+        *_models(observation, undecided),
+        *_queues(observation, limits, undecided),
+        *_counted(observation, limits),
     ]
-    # Of several causes with the same key the first is kept.
-    by_key = {each.key: each for each in reversed(causes)}
+    # The first of several causes with the same key is kept.
+    by_key = {cause.key: cause for cause in reversed(causes)}
     return Findings(tuple(reversed(by_key.values())), frozenset(undecided - by_key.keys()))
 
 
 def nodes_seen(nodes: Mapping[str, float], server: ServerState, at: float) -> dict[str, float]:
-    """Return when each machine was last seen, without those missing for more than a day."""
-    lately = {name: seen for name, seen in nodes.items() if at - seen < _NODE_S}
+    """Return the time at which each node was last seen; leave out nodes missing for a day."""
+    lately = {name: last for name, last in nodes.items() if at - last < _MISSING_NODE_S}
     return lately | {node.name: at for node in server.nodes}
 
 
-_AWAY = {
-    "broker": "The broker does not answer: jobs are refused, and those that run go on.",
+_UNAVAILABLE = {
+    "broker": "The broker does not answer: new jobs are refused, and running jobs continue.",
     "objects": "The object store does not answer: polled jobs and large results are refused.",
-    "accounts": "The store of API keys does not answer: only keys used a moment ago are let in.",
+    "accounts": "The store of API keys does not answer: only recently used keys are accepted.",
 }
 
 
-def _stores(seen: ServerObservation) -> Iterator[Cause]:
-    for store, does_answer in seen.stores.items():
+def _stores(observation: ServerObservation) -> Iterator[Cause]:
+    for store, does_answer in observation.stores.items():
         if not does_answer:
-            yield Cause(Kind.STORE_AWAY, store, _AWAY[store], seen.at)
+            yield Cause(Kind.STORE_AWAY, store, _UNAVAILABLE[store], observation.at)
 
 
-def _nodes(seen: ServerObservation) -> Iterator[Cause]:
-    there = {node.name for node in seen.server.nodes}
-    for name, last in seen.nodes.items():
-        if name not in there and seen.at - last < _NODE_S:
-            yield Cause(Kind.NODE_LOST, name, f"The machine {name} is no longer there.", last)
+def _nodes(observation: ServerObservation) -> Iterator[Cause]:
+    present = {node.name for node in observation.server.nodes}
+    for name, last in observation.nodes.items():
+        if name not in present and observation.at - last < _MISSING_NODE_S:
+            yield Cause(Kind.NODE_LOST, name, f"The node {name} is gone.", last)
 
 
-def _disk(seen: ServerObservation, limits: AlertLimits, undecided: set[Key]) -> Iterator[Cause]:
+def _disk(
+    observation: ServerObservation, limits: AlertLimits, undecided: set[Key]
+) -> Iterator[Cause]:
     key = Key(Kind.DISK, "results")
-    if seen.disk is None:
+    if observation.disk is None:
         undecided.add(key)
         return
-    free, total = seen.disk
+    free, total = observation.disk
     if free < total * limits.disk_free:
-        of_it = f"{format_size(free)} of {format_size(total)}"
-        said = f"{free / total:.0%} of the disk of results is free: {of_it}."
-        yield Cause(*key, said, seen.at)
-    elif free < total * (limits.disk_free + _ENOUGH_MORE):
+        amount = f"{format_size(free)} of {format_size(total)}"
+        sentence = f"{free / total:.0%} of the disk of results is free: {amount}."
+        yield Cause(*key, sentence, observation.at)
+    elif free < total * (limits.disk_free + _DISK_HYSTERESIS):
         undecided.add(key)
 
 
-def _models(seen: ServerObservation, undecided: set[Key]) -> Iterator[Cause]:
-    for model in seen.server.models:
+def _models(observation: ServerObservation, undecided: set[Key]) -> Iterator[Cause]:
+    for model in observation.server.models:
         subject = model.subject
         states = [replica.state for replica in model.replicas]
         is_coming = model.processor in (ProcessorStatus.PROVISIONING, ProcessorStatus.DEPLOYING)
@@ -211,18 +216,18 @@ def _models(seen: ServerObservation, undecided: set[Key]) -> Iterator[Cause]:
             kinds = (Kind.LOAD_FAILED, Kind.NO_REPLICA, Kind.PROBE)
             undecided |= {Key(kind, subject) for kind in kinds}
         if count := states.count("UNHEALTHY"):
-            said = f"{_replicas(count)} of {subject} {_do(count)} not answer."
-            yield Cause(Kind.UNHEALTHY, subject, said, seen.at)
+            sentence = f"{_replicas(count)} of {subject} {_do(count)} not answer."
+            yield Cause(Kind.UNHEALTHY, subject, sentence, observation.at)
         if model.problem:
-            continue  # `seen.problems` reports it
+            continue  # `observation.problems` reports it
         if (
             model.dedicated
             and model.desired_replicas
             and not {"RUNNING", "DEPLOYING", "UNHEALTHY"}.intersection(states)
             and not is_coming
         ):
-            said = f"{subject} should have {_replicas(model.desired_replicas)} and has none."
-            yield Cause(Kind.NO_REPLICA, subject, said, seen.at)
+            sentence = f"{subject} should have {_replicas(model.desired_replicas)} and has none."
+            yield Cause(Kind.NO_REPLICA, subject, sentence, observation.at)
         elif (probe := model.probe) and probe.up is False:
             yield from _probe(subject, probe, undecided)
 
@@ -232,56 +237,58 @@ def _is_loading(model: ModelState) -> bool:
 
 
 def _probe(subject: str, probe: Probe, undecided: set[Key]) -> Iterator[Cause]:
-    """Yield the failure of a model's last probe; a probe that could not be made leaves it undecided."""
+    """Yield the failure of a model's last probe; without an outcome, add the cause to `undecided`."""
     if probe.outcome in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
         undecided.add(Key(Kind.PROBE, subject))
         return
-    why = probe.reason or "no reason is known."
-    said = f"The probe of {subject} failed ({probe.outcome.value}): {why}"
-    yield Cause(Kind.PROBE, subject, _quoted(said), probe.at)
+    why = probe.reason or "the reason is unknown."
+    sentence = f"The probe of {subject} failed ({probe.outcome.value}): {why}"
+    yield Cause(Kind.PROBE, subject, _quoted(sentence), probe.at)
 
 
-def _queues(seen: ServerObservation, limits: AlertLimits, undecided: set[Key]) -> Iterator[Cause]:
-    loading = {model.subject for model in seen.server.models if _is_loading(model)}
-    ended = seen.counts.within(limits.queue_s).ended
-    for queue in seen.waits:
+def _queues(
+    observation: ServerObservation, limits: AlertLimits, undecided: set[Key]
+) -> Iterator[Cause]:
+    loading = {model.subject for model in observation.server.models if _is_loading(model)}
+    ended = observation.counts.within(limits.queue_s).ended
+    for queue in observation.waits:
         subject = subject_of(queue.label, queue.generation)
         if not queue.waiting:
             continue
         if subject in loading:
             undecided.add(Key(Kind.QUEUE_STUCK, subject))
             continue
-        since = seen.at if queue.oldest is None else queue.oldest
+        since = observation.at if queue.oldest is None else queue.oldest
         jobs = _jobs(queue.waiting)
         if queue.last_dispatched is not None:
             since = max(since, queue.last_dispatched)
-            if seen.at - since >= max(_BLOCKED_S, limits.queue_s):
-                said = f"{jobs} for {subject} behind others that do not end."
-                yield Cause(Kind.QUEUE_STUCK, subject, said, since)
-        elif seen.at - since >= limits.queue_s and not ended.get(queue.label):
+            if observation.at - since >= max(_BLOCKED_S, limits.queue_s):
+                sentence = f"{jobs} for {subject} behind others that do not end."
+                yield Cause(Kind.QUEUE_STUCK, subject, sentence, since)
+        elif observation.at - since >= limits.queue_s and not ended.get(queue.label):
             yield Cause(Kind.QUEUE_STUCK, subject, f"{jobs} for {subject}, and none runs.", since)
 
 
-def _counted(seen: ServerObservation, limits: AlertLimits) -> Iterator[Cause]:
-    jobs = seen.counts.within(ERRORS_WITHIN_S)
+def _counted(observation: ServerObservation, limits: AlertLimits) -> Iterator[Cause]:
+    jobs = observation.counts.within(ERRORS_WITHIN_S)
     for model, ended in jobs.ended.items():
         failed = jobs.failed.get(model, 0.0)
-        if ended >= _LEAST_JOBS and failed > ended * limits.error_rate:
-            said = (
+        if ended >= _MIN_JOBS and failed > ended * limits.error_rate:
+            sentence = (
                 f"{failed:.0f} of {ended:.0f} jobs of {model} failed in the last "
                 f"{format_duration(ERRORS_WITHIN_S)}."
             )
-            yield Cause(Kind.ERROR_RATE, model, said, seen.at)
-    for model, count in seen.counts.within(LOST_WITHIN_S).lost.items():
-        if count >= _MOST_LOST:
+            yield Cause(Kind.ERROR_RATE, model, sentence, observation.at)
+    for model, count in observation.counts.within(LOST_WITHIN_S).lost.items():
+        if count >= _MIN_LOST:
             window = format_duration(LOST_WITHIN_S)
-            said = f"{count:.0f} processes of {model} ended by themselves in the last {window}."
-            yield Cause(Kind.REPLICAS_LOST, model, said, seen.at)
-    for model, count in seen.counts.within(EVICTIONS_WITHIN_S).evicted.items():
-        if count > _MOST_EVICTIONS:
+            sentence = f"{count:.0f} processes of {model} ended by themselves in the last {window}."
+            yield Cause(Kind.REPLICAS_LOST, model, sentence, observation.at)
+    for model, count in observation.counts.within(EVICTIONS_WITHIN_S).evicted.items():
+        if count > _MAX_EVICTIONS:
             window = format_duration(EVICTIONS_WITHIN_S)
-            said = f"{model} left its device {count:.0f} times in the last {window}."
-            yield Cause(Kind.EVICTIONS, model, said, seen.at)
+            sentence = f"{model} was evicted {count:.0f} times in the last {window}."
+            yield Cause(Kind.EVICTIONS, model, sentence, observation.at)
 
 
 def _quoted(sentence: str) -> str:

@@ -1,4 +1,4 @@
-"""Delivery of alerts: to each destination in order, with retries, and without blocking the caller."""
+"""Delivery of alerts to each destination: in order, with retries, and without blocking the caller."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from ndif.tasks import within
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
-_MOST_WAITING = 100
+_MAX_WAITING = 100
 """Maximum messages that wait for one destination; the oldest are dropped."""
 POLICY = Policy(
     max_attempts=inf, max_age_s=inf, longest_s=600.0, jitter=0.0, at_once=1000, to_one_host=1
 )
 """Retry policy of alerts: in order, and until a message is too old."""
-_TOO_OLD_S = 24 * 3600.0
+_MAX_AGE_S = 24 * 3600.0
 """Age in seconds at which a message is dropped as useless."""
 _REFUSES_CONTENT = (400, 410, 413, 422)
-"""Status codes that give up this message; others may mean a wrong address, which can be corrected."""
+"""Status codes at which a message is dropped; other codes may mean an address that can be corrected."""
 
 Body = Callable[[Message], JsonObject]
 FORMS: Mapping[Form, Body] = {
@@ -60,7 +60,7 @@ class Destination(ABC):
         """Digest of the address, the same in every process."""
         self.form = form
         self.shown = shown
-        self.waiting: deque[Message] = deque(maxlen=_MOST_WAITING)
+        self.waiting: deque[Message] = deque(maxlen=_MAX_WAITING)
         self.bringing: Message | None = None
         self.problem: str | None = None
         """Reason why the last attempt failed; None if it succeeded."""
@@ -108,7 +108,7 @@ class Webhook(Destination):
 
     async def _answer(self, body: JsonObject) -> httpx.Response:
         """Return the answer without reading its body."""
-        tls = await asyncio.to_thread(_authorities)
+        tls = await asyncio.to_thread(_tls_context)
         async with (
             httpx.AsyncClient(verify=tls, timeout=_TIMEOUT_S) as client,
             client.stream("POST", self._url, json=body, headers={"User-Agent": "ndif"}) as answer,
@@ -150,20 +150,24 @@ def form_and_url(address: str) -> tuple[Form, str]:
 
 def open_destinations(settings: Settings) -> list[Destination]:
     """Return the destinations that the settings name."""
-    found: list[Destination] = [Webhook(each) for each in settings.alert_webhook_addresses]
+    destinations: list[Destination] = [
+        Webhook(address) for address in settings.alert_webhook_addresses
+    ]
     mailer = open_mailer(settings)
     if mailer is not None and settings.alert_recipients:
         file = settings.alert_email_template
         template = messages.DEFAULT_TEMPLATE if file is None else file.read_text()
-        found += [Mailbox(mailer, each, template) for each in settings.alert_recipients]
-    return found
+        destinations += [
+            Mailbox(mailer, recipient, template) for recipient in settings.alert_recipients
+        ]
+    return destinations
 
 
 class AlertDelivery(Delivery[Destination]):
     """Delivery whose items are the destinations that have messages.
 
-    A destination receives its messages one at a time. `take` adds messages that a predecessor saved and did
-    not deliver.
+    A destination receives its messages one at a time. `take` adds messages that an earlier process saved
+    but did not deliver.
     """
 
     name = "alerts"
@@ -177,31 +181,40 @@ class AlertDelivery(Delivery[Destination]):
 
     def send(self, message: Message) -> None:
         """Add a message for every destination; a full queue drops its oldest."""
-        for each in self.destinations:
-            each.waiting.append(message)
+        for destination in self.destinations:
+            destination.waiting.append(message)
         self._added.set()
 
     async def try_each(self, message: Message) -> list[TestedAlertDestination]:
         """Send a message once to every destination now, and return the outcomes."""
-        return await asyncio.gather(*(_tried(each, message) for each in self.destinations))
+        return await asyncio.gather(
+            *(_test(destination, message) for destination in self.destinations)
+        )
 
     def describe(self) -> list[AlertDestination]:
         """Return the destinations as operators see them."""
         return [
             AlertDestination(
-                to=each.shown, form=each.form, waiting=len(each.waiting), problem=each.problem
+                to=destination.shown,
+                form=destination.form,
+                waiting=len(destination.waiting),
+                problem=destination.problem,
             )
-            for each in self.destinations
+            for destination in self.destinations
         ]
 
     def waiting(self) -> dict[str, tuple[Message, ...]]:
         """Return the waiting messages by the id of their destination."""
-        return {each.id: tuple(each.waiting) for each in self.destinations if each.waiting}
+        return {
+            destination.id: tuple(destination.waiting)
+            for destination in self.destinations
+            if destination.waiting
+        }
 
     def take(self, waiting: Mapping[str, Sequence[Message]]) -> None:
-        """Add a predecessor's undelivered messages; drop those to an unknown destination."""
-        for each in self.destinations:
-            each.waiting += waiting.get(each.id, ())
+        """Add the undelivered messages of an earlier process; drop messages to an unknown destination."""
+        for destination in self.destinations:
+            destination.waiting += waiting.get(destination.id, ())
         self._added.set()
 
     def title(self, item: Destination) -> str:
@@ -209,8 +222,12 @@ class AlertDelivery(Delivery[Destination]):
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Destination]:
         self._added.clear()
-        ready = [each for each in self.destinations if each.waiting and each.due <= now]
-        return [each for each in ready if each.host not in busy]
+        ready = [
+            destination
+            for destination in self.destinations
+            if destination.waiting and destination.due <= now
+        ]
+        return [destination for destination in ready if destination.host not in busy]
 
     async def wait(self, seconds: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
@@ -219,7 +236,7 @@ class AlertDelivery(Delivery[Destination]):
     async def attempt(self, item: Destination) -> None:
         """See `Delivery.attempt`. A message that is too old is dropped."""
         message = item.bringing = item.waiting[0]
-        if self._now() - message.at < _TOO_OLD_S:
+        if self._now() - message.at < _MAX_AGE_S:
             await item.send(message)
             if item.problem is not None:
                 logger.warning("Alerts reach %s again", item.shown)
@@ -242,7 +259,7 @@ class AlertDelivery(Delivery[Destination]):
             item.due = self._now() + pause_s
 
 
-async def _tried(destination: Destination, message: Message) -> TestedAlertDestination:
+async def _test(destination: Destination, message: Message) -> TestedAlertDestination:
     problem = None
     try:
         await destination.send(message)
@@ -252,7 +269,7 @@ async def _tried(destination: Destination, message: Message) -> TestedAlertDesti
 
 
 @cache
-def _authorities() -> ssl.SSLContext:
+def _tls_context() -> ssl.SSLContext:
     """Return the TLS context; call this in a thread, as loading the CA certificates takes a while."""
     return httpx.create_ssl_context()
 

@@ -15,7 +15,7 @@ from ndif.sizes import format_size
 
 DAY_S = 24 * 3600.0
 MOST_JOBS = 10_000
-"""Maximum job records that are read, so that a digest does not block a busy server."""
+"""Maximum number of job records that are read, so that a digest does not block a busy server."""
 _TOP = 5
 
 
@@ -56,50 +56,52 @@ def lines(day: Day) -> list[str]:
 
 def _jobs(day: Day) -> list[str]:
     if day.jobs is None:
-        return ["Jobs: their record cannot be read now."]
+        return ["Jobs: the job records cannot be read."]
     ended = [job for job in day.jobs if day.at - job.ended < DAY_S]
     if not ended:
         return ["Jobs: none ended."]
     by_status = Counter(job.status for job in ended)
-    said = ", ".join(f"{count} {status}" for status, count in by_status.most_common())
-    only = " (only the last are counted)" if len(ended) >= MOST_JOBS else ""
-    found = [f"Jobs: {len(ended)} ended{only}: {said}."]
+    statuses = ", ".join(f"{count} {status}" for status, count in by_status.most_common())
+    only = " (only the most recent are counted)" if len(ended) >= MOST_JOBS else ""
+    text = [f"Jobs: {len(ended)} ended{only}: {statuses}."]
     by_model: defaultdict[str, list[JobRecord]] = defaultdict(list)
     for job in ended:
         by_model[job.model].append(job)
-    ranked = sorted(by_model.items(), key=lambda one: (-len(one[1]), one[0]))
+    ranked = sorted(by_model.items(), key=lambda item: (-len(item[1]), item[0]))
     for model, jobs in ranked[:_TOP]:
         failed = sum(job.is_error for job in jobs)
         took = format_duration(sum(job.execution_s for job in jobs))
-        found.append(f"• {model}: {len(jobs)} jobs, {failed} of them failed, {took} of execution")
+        text.append(f"• {model}: {len(jobs)} jobs, {failed} of them failed, {took} of execution")
     if len(ranked) > _TOP:
-        found.append(f"• and {len(ranked) - _TOP} further models")
+        text.append(f"• and {len(ranked) - _TOP} further models")
     waits: dict[str, float] = {}
     for job in ended:
         waits[job.model] = max(
             waits.get(job.model, 0.0), (job.dispatched or job.ended) - job.received
         )
-    longest = sorted(waits.items(), key=lambda one: (-one[1], one[0]))[:_TOP]
-    said = ", ".join(f"{lasted(wait)} ({model})" for model, wait in longest)
-    return [*found, f"Longest waits: {said}."]
+    longest = sorted(waits.items(), key=lambda item: (-item[1], item[0]))[:_TOP]
+    waiters = ", ".join(f"{lasted(wait)} ({model})" for model, wait in longest)
+    return [*text, f"Longest waits: {waiters}."]
 
 
 def _incidents(day: Day) -> list[str]:
-    lately = [each for each in day.incidents if day.at - (each.resolved or day.at) < DAY_S]
+    lately = [
+        incident for incident in day.incidents if day.at - (incident.resolved or day.at) < DAY_S
+    ]
     if not lately:
         return ["Incidents: none."]
-    found = [f"Incidents: {len(lately)}."]
-    for each in sorted(lately, key=lambda one: one.opened)[-_TOP * 2 :]:
-        took = lasted((each.resolved or day.at) - each.opened)
-        state = f"over after {took}" if each.resolved else f"open for {took}"
-        subject = each.members[0].cause.sentence
-        found.append(f"• {ABOUT[each.kind].title}, {state}: {subject}")
-    return found
+    text = [f"Incidents: {len(lately)}."]
+    for incident in sorted(lately, key=lambda incident: incident.opened)[-_TOP * 2 :]:
+        took = lasted((incident.resolved or day.at) - incident.opened)
+        state = f"over after {took}" if incident.resolved else f"open for {took}"
+        subject = incident.members[0].cause.sentence
+        text.append(f"• {ABOUT[incident.kind].title}, {state}: {subject}")
+    return text
 
 
 def _machine(day: Day) -> list[str]:
-    found = [f"This process leads for {lasted(day.at - day.leads_since)}."]
+    text = [f"This process has been the leader for {lasted(day.at - day.leads_since)}."]
     if day.disk is not None:
         free, total = day.disk
-        found.append(f"Disk of results: {format_size(free)} of {format_size(total)} free.")
-    return found
+        text.append(f"Disk of results: {format_size(free)} of {format_size(total)} free.")
+    return text

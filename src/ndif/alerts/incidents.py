@@ -1,8 +1,8 @@
-"""Incidents: causes of one origin, from the first message about them to their resolution.
+"""Incidents: causes that are reported together, from the first message to their resolution.
 
 A pure state machine. To avoid flapping, a cause must hold for `Timing.hold_s` before it is reported, and be
-absent as long before it is over. Models that fail while a store, machine or GPU is unavailable belong to
-its incident.
+absent as long before it is over. Failures of models while a store, node or GPU is unavailable belong to the
+incident of that store, node or GPU.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from enum import Enum
 from ndif.alerts.causes import FOLLOWING, ROOTS, Cause, Findings, Key
 from ndif.schema.server_state import ProblemKind as Kind
 
-_CHANGED_S = 600.0
-"""Minimum seconds before a message about a change: users can make many models fail one by one."""
+_MIN_CHANGE_S = 600.0
+"""Minimum seconds between messages about changes, because users can make many models fail one by one."""
 _KEPT_S = 24 * 3600.0
 """Seconds for which a resolved incident is kept, for the digest and `ndif alerts list`."""
-_MOST_KEPT = 100
-_MOST_OVER = 50
-"""Maximum ended causes that an open incident still names."""
+_MAX_RESOLVED = 100
+_MAX_ENDED_CAUSES = 50
+"""Maximum number of ended causes that an open incident keeps."""
 
 
 class IncidentEvent(str, Enum):
@@ -40,7 +40,7 @@ class Timing:
     hold_s: float = 60.0
     """Time a cause must hold before it is reported, and be absent before it is over."""
     repeat_s: float = 4 * 3600.0
-    """Time after which an open incident is reported again."""
+    """Time since the last message after which an open incident is reported again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Book:
     pending: Mapping[Key, Pending] = field(default_factory=dict)
     open: tuple[Incident, ...] = ()
     over: tuple[Incident, ...] = ()
-    """Incidents of the last day that were resolved, the oldest first."""
+    """Incidents that were resolved during the last day, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,34 +111,38 @@ class SavedBook:
 
 def step(
     book: Book,
-    found: Findings,
+    findings: Findings,
     now: float,
     timing: Timing,
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:8],
 ) -> tuple[Book, list[Notice]]:
     """Return the incidents after an observation of the server, and the notices to send."""
-    holding = {cause.key: cause for cause in found.causes}
-    incidents = [_looked_at(each, holding, found.undecided, now, timing) for each in book.open]
-    known = {member.cause.key for each in incidents for member in each.members}
+    holding = {cause.key: cause for cause in findings.causes}
+    incidents = [
+        _updated(incident, holding, findings.undecided, now, timing) for incident in book.open
+    ]
+    member_keys = {member.cause.key for incident in incidents for member in incident.members}
     pending = {
-        key: _still(book.pending.get(key), cause, now)
+        key: _merged(book.pending.get(key), cause, now)
         for key, cause in holding.items()
-        if key not in known
+        if key not in member_keys
     }
     undecided = {
-        key: each
-        for key, each in book.pending.items()
-        if key in found.undecided and key not in known
+        key: entry
+        for key, entry in book.pending.items()
+        if key in findings.undecided and key not in member_keys
     }
     root = _root(incidents, pending)
     groups: dict[Kind, list[Pending]] = {}
-    for each in pending.values():
-        groups.setdefault(_group(each.cause.kind, root), []).append(each)
+    for entry in pending.values():
+        groups.setdefault(_group(entry.cause.kind, root), []).append(entry)
     for kind, members in groups.items():
-        if any(now - each.first >= timing.hold_s for each in members):
-            incidents = _with(incidents, kind, [each.cause for each in members], now, new_id)
-            for each in members:
-                del pending[each.cause.key]
+        if any(now - entry.first >= timing.hold_s for entry in members):
+            incidents = _add_causes(
+                incidents, kind, [entry.cause for entry in members], now, new_id
+            )
+            for entry in members:
+                del pending[entry.cause.key]
     notices: list[Notice] = []
     still_open: list[Incident] = []
     over = list(book.over)
@@ -146,23 +150,25 @@ def step(
         event = _event(incident, now, timing)
         if event is not None:
             resolved = now if event is IncidentEvent.RESOLVED else None
-            told = replace(incident, told=now, told_keys=incident.holding, resolved=resolved)
-            notices.append(Notice(event, told))
-            incident = told
+            reported = replace(incident, told=now, told_keys=incident.holding, resolved=resolved)
+            notices.append(Notice(event, reported))
+            incident = reported
         (still_open if incident.resolved is None else over).append(incident)
-    over = [each for each in over if now - (each.resolved or now) < _KEPT_S][-_MOST_KEPT:]
+    over = [incident for incident in over if now - (incident.resolved or now) < _KEPT_S][
+        -_MAX_RESOLVED:
+    ]
     return Book({**undecided, **pending}, tuple(still_open), tuple(over)), notices
 
 
-def _still(before: Pending | None, cause: Cause, now: float) -> Pending:
-    """Return a cause that holds, with the time at which it was first seen."""
+def _merged(before: Pending | None, cause: Cause, now: float) -> Pending:
+    """Return the pending entry of a cause that holds, with the time at which it was first seen."""
     if before is None:
         return Pending(cause, now)
     since = min(before.cause.since, cause.since)
     return Pending(replace(cause, since=since), before.first)
 
 
-def _looked_at(
+def _updated(
     incident: Incident,
     holding: Mapping[Key, Cause],
     undecided: frozenset[Key],
@@ -184,24 +190,23 @@ def _looked_at(
         else:
             members.append(member)
     over = [member for member in members if member.over is not None]
-    forgotten = sorted(over, key=lambda member: member.seen)[:-_MOST_OVER]
-    return replace(incident, members=tuple(each for each in members if each not in forgotten))
+    forgotten = sorted(over, key=lambda member: member.seen)[:-_MAX_ENDED_CAUSES]
+    return replace(incident, members=tuple(member for member in members if member not in forgotten))
 
 
 def _root(incidents: Sequence[Incident], pending: Mapping[Key, Pending]) -> Kind | None:
     """Return the kind of `ROOTS` that began first among the causes that hold; None without one."""
-    began = [(each.opened, key.kind) for each in incidents for key in each.holding]
-    began = [one for one in began if one[1] in ROOTS]
-    began += [(each.first, key.kind) for key, each in pending.items() if key.kind in ROOTS]
+    began = [(incident.opened, key.kind) for incident in incidents for key in incident.holding]
+    began = [pair for pair in began if pair[1] in ROOTS]
+    began += [(entry.first, key.kind) for key, entry in pending.items() if key.kind in ROOTS]
     return min(began)[1] if began else None
 
 
 def _group(kind: Kind, root: Kind | None) -> Kind:
-    """Return the kind of the incident that a cause belongs to."""
     return root if root is not None and kind in FOLLOWING else kind
 
 
-def _with(
+def _add_causes(
     incidents: list[Incident],
     kind: Kind,
     causes: Iterable[Cause],
@@ -225,7 +230,7 @@ def _event(incident: Incident, now: float, timing: Timing) -> IncidentEvent | No
         return IncidentEvent.OPENED
     if now - incident.told >= timing.repeat_s:
         return IncidentEvent.REPEATED
-    if incident.holding != incident.told_keys and now - incident.told >= _CHANGED_S:
+    if incident.holding != incident.told_keys and now - incident.told >= _MIN_CHANGE_S:
         return IncidentEvent.CHANGED
     return None
 
@@ -239,32 +244,31 @@ def saved(book: Book) -> SavedBook:
     The times at which causes were last seen are left out, so that the content seldom changes.
     """
     return SavedBook(
-        tuple(_as_seen(each, 0.0) for each in book.open),
-        tuple(_as_seen(each, 0.0) for each in book.over),
+        tuple(_with_last_seen(incident, 0.0) for incident in book.open),
+        tuple(_with_last_seen(incident, 0.0) for incident in book.over),
     )
 
 
 def loaded(saved: SavedBook, now: float) -> Book:
-    """Return the incidents of a predecessor.
+    """Return the incidents that an earlier process saved.
 
-    Each holding cause counts as seen now, since no process has observed the server meanwhile.
+    Each holding cause counts as seen now, because no process has observed the server meanwhile.
     """
     return Book(
-        open=tuple(_as_seen(each, now) for each in saved.open),
-        over=tuple(_as_seen(each, now) for each in saved.over),
+        open=tuple(_with_last_seen(incident, now) for incident in saved.open),
+        over=tuple(_with_last_seen(incident, now) for incident in saved.over),
     )
 
 
-def _as_seen(incident: Incident, moment: float) -> Incident:
-    """Set the time at which the holding causes were last seen."""
+def _with_last_seen(incident: Incident, moment: float) -> Incident:
     members = (m if m.over is not None else replace(m, seen=moment) for m in incident.members)
     return replace(incident, members=tuple(members))
 
 
 def taken_over(book: Book, earlier: Book) -> Book:
-    """Return a book that includes a predecessor's incidents, except open ones whose kind is open now."""
-    kinds = {each.kind for each in book.open}
-    left = tuple(each for each in earlier.open if each.kind not in kinds)
-    known = {member.cause.key for each in left for member in each.members}
-    pending = {key: each for key, each in book.pending.items() if key not in known}
+    """Return `book` with the incidents of `earlier`, except open ones whose kind is open in `book`."""
+    kinds = {incident.kind for incident in book.open}
+    left = tuple(incident for incident in earlier.open if incident.kind not in kinds)
+    member_keys = {member.cause.key for incident in left for member in incident.members}
+    pending = {key: entry for key, entry in book.pending.items() if key not in member_keys}
     return Book(pending, (*left, *book.open), (*earlier.over, *book.over))

@@ -25,7 +25,7 @@ CRITICAL: Final = "critical"
 WARNING: Final = "warning"
 INFO: Final = "info"
 
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 """Maximum causes that one message lists."""
 _SLACK_HEADER, _SLACK_TEXT = 150, 3000
 """Maximum characters of a header and a section block (docs.slack.dev/reference/block-kit/blocks)."""
@@ -42,7 +42,7 @@ _SLACK_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Control characters but tab and line break, line separators, directional marks, and lone surrogates."""
+"""Control characters except tab and line break, line separators, directional marks, lone surrogates."""
 
 DEFAULT_TEMPLATE = """\
 Subject: $headline
@@ -72,32 +72,32 @@ ABOUT = {
     Kind.STORE_AWAY: About(
         "A store does not answer",
         CRITICAL,
-        "Check that service and the network; `ndif logs` says why it does not answer.",
+        "Check the service and the network; `ndif logs` shows the reason.",
     ),
     Kind.NODE_LOST: About(
-        "A machine is gone",
+        "A node is gone",
         CRITICAL,
-        "Look at the machine and its network, and join it again; after a day without it this alert ends.",
+        "Check the node and its network, and join the node again. The alert ends after a day without it.",
     ),
     Kind.GPU_WITHDRAWN: About(
         "A GPU takes no models",
         WARNING,
-        "Run `nvidia-smi` and `dmesg` on its machine; if it fails again, reset or replace the card.",
+        "Run `nvidia-smi` and `dmesg` on its node; if the GPU fails again, reset or replace the card.",
     ),
     Kind.DISK: About(
         "The disk of results is nearly full",
         CRITICAL,
-        "Delete what else is on it, run `ndif gc`, or set NDIF_RESULT_TTL_S and NDIF_MAX_STORED_BYTES.",
+        "Delete other files on it, run `ndif gc`, or set NDIF_RESULT_TTL_S and NDIF_MAX_STORED_BYTES.",
     ),
     Kind.NO_REPLICA: About(
-        "A model is not there",
+        "A model has no replica",
         CRITICAL,
-        "`ndif status` shows it; `ndif deploy` it again, or `ndif evict` another model.",
+        "Check `ndif status`, and `ndif deploy` the model again, or `ndif evict` another model.",
     ),
     Kind.UNHEALTHY: About(
         "A replica does not answer",
         WARNING,
-        "It is replaced by itself; else `ndif evict MODEL --replica ID --cold`, and look at its machine.",
+        "The server replaces it; else run `ndif evict MODEL --replica ID --cold`, and check its node.",
     ),
     Kind.LOAD_FAILED: About(
         "A model could not be loaded",
@@ -107,7 +107,7 @@ ABOUT = {
     Kind.REPLICAS_LOST: About(
         "The processes of a model keep ending",
         WARNING,
-        "`ndif logs` says how they ended; look at `dmesg` for memory, `nvidia-smi -q -d ECC` for a GPU.",
+        "`ndif logs` shows how they ended; check `dmesg` for memory, `nvidia-smi -q -d ECC` for a GPU.",
     ),
     Kind.PROBE: About(
         "The server's own traces fail",
@@ -117,15 +117,15 @@ ABOUT = {
     Kind.QUEUE_STUCK: About(
         "Jobs wait and none is dispatched",
         CRITICAL,
-        "`ndif status` and `ndif queue` say for what; `ndif evict` makes room, `ndif kill` ends a job.",
+        "Check `ndif status` and `ndif queue`; `ndif evict` frees memory, and `ndif kill` ends a job.",
     ),
     Kind.ERROR_RATE: About(
         "Many jobs of a model fail",
         WARNING,
-        "One user or all (`ndif usage`)? Run a trace of your own; else `ndif restart MODEL`.",
+        "Check with `ndif usage` whether all users are affected. Run a trace, or `ndif restart MODEL`.",
     ),
     Kind.EVICTIONS: About(
-        "Models displace each other",
+        "Models evict each other",
         WARNING,
         "Set NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS, deploy important models as dedicated, or add GPUs.",
     ),
@@ -167,7 +167,7 @@ def about(notice: Notice, server: str, now: float) -> Message:
     kind = ABOUT[incident.kind]
     is_over = notice.event is IncidentEvent.RESOLVED
     headline = f"{_WORDS[notice.event]}{kind.title}"
-    subjects = list(dict.fromkeys(each.cause.subject for each in incident.members))
+    subjects = list(dict.fromkeys(member.cause.subject for member in incident.members))
     if incident.kind is not Kind.PROBLEM:
         headline += f": {subjects[0]}" + (f" and {len(subjects) - 1} more" if subjects[1:] else "")
     return Message(
@@ -216,15 +216,15 @@ def described(incident: Incident) -> AlertIncident:
 
 
 def _lines(incident: Incident, now: float) -> list[str]:
-    """Return one line a cause: holding before ended causes, then the incident's own kind before others."""
+    """Return a line for each cause: holding causes first, and of these the incident's own kind first."""
     ranked = sorted(
         incident.members,
-        key=lambda each: (each.over is not None, each.cause.kind is not incident.kind),
+        key=lambda member: (member.over is not None, member.cause.kind is not incident.kind),
     )
-    lines = [_line(each, now, is_resolved=incident.resolved is not None) for each in ranked]
-    if len(lines) > _MOST_LISTED:
-        left = len(lines) - _MOST_LISTED
-        lines[_MOST_LISTED:] = [f"… and {left} more: `ndif alerts list` shows all."]
+    lines = [_line(member, now, is_resolved=incident.resolved is not None) for member in ranked]
+    if len(lines) > _MAX_LISTED:
+        left = len(lines) - _MAX_LISTED
+        lines[_MAX_LISTED:] = [f"… and {left} more: `ndif alerts list` shows all."]
     if incident.resolved is not None:
         lines.append(f"It took {lasted(incident.resolved - incident.opened)}.")
     return lines

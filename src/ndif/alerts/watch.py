@@ -38,12 +38,12 @@ from ndif.telemetry import metrics
 logger = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-_PATIENCE_S = 4.0
+_PING_TIMEOUT_S = 4.0
 """Seconds in which a store must answer; less than `LOOK_S`."""
 _STOP_S = 2.0
 """Maximum seconds for which a stopping server waits for its alerts to be saved."""
 
-_NOTED: Mapping[IncidentEvent, Kind] = {
+_EVENT_KINDS: Mapping[IncidentEvent, Kind] = {
     IncidentEvent.OPENED: "alert opened",
     IncidentEvent.RESOLVED: "alert resolved",
 }
@@ -58,7 +58,7 @@ class SavedAlerts:
 
     incidents: SavedBook
     nodes: Mapping[str, float]
-    """Unix time of the hour in which each machine was last seen."""
+    """Unix time of the hour in which each node was last seen."""
     digest_day: str | None
     messages: Mapping[str, tuple[Message, ...]]
     """Waiting messages by the id of their destination."""
@@ -79,7 +79,7 @@ class Alerts:
         folder: Path,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; `run` watches. `folder` holds the results; its disk is measured."""
+        """Prepare the watch, which `run` starts. `folder` holds the results; its disk is checked."""
         self._delivery = delivery
         self._saved = saved
         self._stores = stores
@@ -103,17 +103,17 @@ class Alerts:
         self._events: EventLog | None = None
 
     async def run(self, look: Look, usage: UsageStore, events: EventLog | None = None) -> None:
-        """Watch until cancelled; note in `events` which incidents open and resolve."""
+        """Watch until cancelled; record opened and resolved incidents in `events`."""
         self._events = events
         self._leads_since = self._now()
         self._counts.record(self._now(), counted())
-        beside = [
+        tasks = [
             asyncio.create_task(self._delivery.run(), name="alerts' delivery"),
-            asyncio.create_task(self._note_brought(), name="alerts that are delivered"),
+            asyncio.create_task(self._save_deliveries(), name="alerts that are delivered"),
         ]
         try:
             while True:
-                # The first check is late enough to load the state that a predecessor saves as it ends.
+                # The first check is late enough to load the state that an earlier process saves at its end.
                 await asyncio.sleep(LOOK_S)
                 try:
                     await self._load()
@@ -122,31 +122,31 @@ class Alerts:
                     await self._save()
                 except Exception:
                     # One failure must not end the watch.
-                    logger.exception("the look for alerts failed; the next one follows")
+                    logger.exception("a check for alerts failed; the next one follows")
         finally:
-            await end(beside)
+            await end(tasks)
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._save(), _STOP_S)
 
     def describe(self) -> AlertsAnswer:
         """Return the incidents and destinations as operators see them."""
         return AlertsAnswer(
-            open=[described(each) for each in self._book.open],
-            resolved=[described(each) for each in reversed(self._book.over)],
+            open=[described(incident) for incident in self._book.open],
+            resolved=[described(incident) for incident in reversed(self._book.over)],
             destinations=self._delivery.describe(),
         )
 
     async def test(self) -> TestedAlerts:
-        """Send a test message to every destination, and return what each answered."""
+        """Send a test message to every destination, and return the outcomes."""
         message = test_message(self._server, self._now())
         return TestedAlerts(destinations=await self._delivery.try_each(message))
 
     async def _step(self, look: Look) -> None:
-        silences = await ask(self._stores, _PATIENCE_S)
+        silences = await ask(self._stores, _PING_TIMEOUT_S)
         server, problems, waits = await look()
         now = self._now()
         self._counts.record(now, counted())
-        seen = ServerObservation(
+        observation = ServerObservation(
             now,
             server,
             problems,
@@ -157,15 +157,15 @@ class Alerts:
             self._counts,
         )
         self._book, notices = incidents.step(
-            self._book, find(seen, self._limits), now, self._timing
+            self._book, find(observation, self._limits), now, self._timing
         )
         self._nodes = nodes_seen(self._nodes, server, now)
         for notice in notices:
             message = about(notice, self._server, now)
             logger.warning("Alert: %s", message.headline)
             self._delivery.send(message)
-            if self._events is not None and notice.event in _NOTED:
-                self._events.record(_NOTED[notice.event], message.headline, "", "server")
+            if self._events is not None and notice.event in _EVENT_KINDS:
+                self._events.record(_EVENT_KINDS[notice.event], message.headline, "", "server")
 
     async def _digest(self, usage: UsageStore) -> None:
         if self._digest_at is None or not self._is_loaded:
@@ -186,16 +186,16 @@ class Alerts:
         day = digest.Day(now, jobs, past, self._leads_since, disk_usage(self._folder))
         self._delivery.send(digest_message(self._server, now, digest.lines(day)))
 
-    # Beyond this process
+    # State for the next process
 
     async def _load(self) -> None:
-        """Take over a predecessor's state, once its store answers."""
+        """Take over the state of an earlier process, once the store of that state answers."""
         if self._is_loaded:
             return
         try:
             state = await self._saved.load()
         except BrokerError as error:
-            logger.warning("the alerts of before wait: %s", error)
+            logger.warning("the saved alerts cannot be loaded yet: %s", error)
             return
         self._is_loaded = True
         if state is not None:
@@ -205,7 +205,7 @@ class Alerts:
             self._digest_day = state.digest_day
             self._delivery.take(state.messages)
 
-    async def _note_brought(self) -> None:
+    async def _save_deliveries(self) -> None:
         """Save at once that a message was delivered, so that the next process does not repeat it."""
         while True:
             await self._delivery.brought.wait()
@@ -221,7 +221,7 @@ class Alerts:
         state = SavedAlerts(
             incidents.saved(self._book),
             # Rounded to the hour: exact times would change the state with every check.
-            {name: seen // 3600 * 3600 for name, seen in self._nodes.items()},
+            {name: last_seen // 3600 * 3600 for name, last_seen in self._nodes.items()},
             self._digest_day,
             self._delivery.waiting(),
         )
@@ -260,4 +260,4 @@ def counted() -> Counts:
 
 def _samples(counter: Counter) -> list[tuple[dict[str, str], float]]:
     samples = [sample for metric in counter.collect() for sample in metric.samples]
-    return [(each.labels, each.value) for each in samples if each.name.endswith("_total")]
+    return [(sample.labels, sample.value) for sample in samples if sample.name.endswith("_total")]

@@ -1,4 +1,4 @@
-"""Operations on keys from the command line: by the running server, or else directly on the database."""
+"""Operations on keys from the command line, by the running server, or else directly on the database."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AccountsClient:
         return read(answer, self._server.get(f"/admin/{name}{query}"))
 
     def post(self, answer: type[T], name: str, **fields: Any) -> T:
-        """Return the answer of an operation; raise a CommandError if it cannot be done."""
+        """Return the answer of an operation; raise a CommandError if the operation fails."""
         if self._server is None:
             return _perform(answer, name, fields)
         return read(answer, self._server.post(f"/admin/{name}", fields))
@@ -75,15 +75,15 @@ def _perform(_: type[T], name: str, fields: dict[str, Any]) -> T:
         kind_of = NotFoundError if error.status == _NOT_FOUND_HTTP else RefusedCommandError
         raise kind_of(str(error)) from error
     except AccountsUnavailableError as error:
-        raise CommandError(f"The database of API keys does not answer: {error}.") from error
+        raise CommandError(f"The database of API keys is unavailable: {error}.") from error
 
 
-def _reach(url: str | None, token: str | None) -> AccountsClient:
+def _connect(url: str | None, token: str | None) -> AccountsClient:
     server: ServerClient | None = None
     with contextlib.suppress(*(() if url is not None else (NoServerHereError,))):
         server = connect(url, token)
     return AccountsClient(server)
 
 
-with_accounts = with_options_of(_reach)
-"""Decorator that passes a command the accounts of the server in its options, or of this machine."""
+with_accounts = with_options_of(_connect)
+"""Decorator that passes a command the `AccountsClient` for the server that its options name."""

@@ -1,4 +1,4 @@
-"""`ndif admin`: the operator's login in a browser."""
+"""`ndif admin`: the operator's password for the web page."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ndif.cli.server_client import CommandError, json_option
 
 SHORTEST = 12
 """Minimum length of a password."""
-_LONGEST = 1024
+_MAX_LENGTH = 1024
 
 
 @click.group("admin")
 def command() -> None:
-    """Make the password that opens the operator's part of the web page."""
+    """Make the operator's password for the web page."""
 
 
 @command.command("password")
 @json_option
 def password(as_json: bool) -> None:
-    """Ask for a password twice, or read it from standard input, and print the variable for the server.
+    """Read a password from the terminal or standard input, and print its hash as a variable.
 
-    The variable has a hash, which does not lead back to the password. Give it to the environment of
-    `ndif start`, on every machine that has gateways. Another hash ends the logins of this one.
+    Set the variable in the environment of `ndif start`, on every machine that runs gateways. A new hash
+    ends all logins with the earlier password.
     """
     if sys.stdin.isatty():
         given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
-        given = sys.stdin.readline(_LONGEST + 2).rstrip("\r\n")
-    if not SHORTEST <= len(given) <= _LONGEST:
+        given = sys.stdin.readline(_MAX_LENGTH + 2).rstrip("\r\n")
+    if not SHORTEST <= len(given) <= _MAX_LENGTH:
         raise CommandError(
-            f"A password has {SHORTEST} to {_LONGEST} characters; a few words will do."
+            f"A password must have {SHORTEST} to {_MAX_LENGTH} characters. A few words are enough."
         )
     from argon2 import PasswordHasher
 

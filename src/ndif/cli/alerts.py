@@ -1,4 +1,4 @@
-"""`ndif alerts`: the incidents of the server's own alerts, and a test of their delivery."""
+"""`ndif alerts`: the server's incidents, and a test of their delivery."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ _FAILED = 1
 
 @click.group("alerts")
 def command() -> None:
-    """Show what the server alerts its operator of, and test whether that arrives."""
+    """Show alerts, and test their delivery."""
 
 
 @command.command("list")
 @with_server
 def list_alerts(server: ServerClient, as_json: bool) -> None:
-    """Show open incidents, those of the last day that are over, and who is told."""
+    """Show open incidents, incidents resolved during the last day, and recipients."""
     show(server.get("/admin/alerts"), as_json, _rendered)
 
 
 @command.command("test")
 @with_server
 def test(server: ServerClient, as_json: bool) -> None:
-    """Send a test message to every webhook and mailbox, and show what each answered.
+    """Send a test message to every webhook and mailbox, and show the outcomes.
 
-    The exit code is 1 if one of them did not take it.
+    The exit code is 1 if a recipient did not accept the message.
     """
     from ndif.schema.alerts import TestedAlerts
 
     answer = server.post("/admin/alerts/test", {})
     tested = read(TestedAlerts, answer).destinations
-    lines = [f"{each.to} ({each.form}): {each.problem or 'delivered'}" for each in tested]
+    lines = [
+        f"{destination.to} ({destination.form}): {destination.problem or 'delivered'}"
+        for destination in tested
+    ]
     show_answer(answer, as_json, lines)
-    if any(each.problem for each in tested):
+    if any(destination.problem for destination in tested):
         click.get_current_context().exit(_FAILED)
 
 
@@ -58,17 +61,20 @@ def _rendered(answer: Any) -> RenderableType:
             continue
         rows: list[tuple[object, ...]] = [
             (
-                each.id if number == 0 else "",
-                each.severity if number == 0 else "",
+                incident.id if number == 0 else "",
+                incident.severity if number == 0 else "",
                 cause.kind,
                 cause.sentence,
                 elapsed(cause.since) if cause.over is None else duration(cause.over - cause.since),
                 "holds" if cause.over is None else "over",
             )
-            for each in incidents
-            for number, cause in enumerate(each.causes)
+            for incident in incidents
+            for number, cause in enumerate(incident.causes)
         ]
         parts.append(table(title, ("incident", "severity", "kind", "cause", "for", "state"), rows))
-    rows = [(each.to, each.form, each.waiting, each.problem) for each in alerts.destinations]
-    parts.append(table("Told", ("to", "form", "waiting", "problem"), rows))
+    rows = [
+        (destination.to, destination.form, destination.waiting, destination.problem)
+        for destination in alerts.destinations
+    ]
+    parts.append(table("Recipients", ("to", "form", "waiting", "problem"), rows))
     return Group(*parts)

@@ -1,4 +1,4 @@
-"""`ndif callbacks`: the callbacks of ended jobs that wait or were given up."""
+"""`ndif callbacks`: undelivered webhooks and mails."""
 
 from __future__ import annotations
 
@@ -17,34 +17,37 @@ if TYPE_CHECKING:
 
 @click.group("callbacks")
 def command() -> None:
-    """Show call-backs that wait or were given up, and make them again."""
+    """Show and retry undelivered webhooks and mails."""
 
 
 @command.command("list")
 @with_server
 def list_callbacks(server: ServerClient, as_json: bool) -> None:
-    """Show the call-backs that were given up, and those that wait."""
+    """Show the webhooks and mails that wait or were given up."""
     show(server.get("/admin/callbacks"), as_json, _rendered)
 
 
 @command.command("retry")
 @click.argument("request_id", required=False)
-@click.option("--all", "every", is_flag=True, help="Every call-back that was given up.")
+@click.option("--all", "every", is_flag=True, help="Retry all that were given up.")
 @with_server
 def retry(server: ServerClient, as_json: bool, request_id: str | None, every: bool) -> None:
-    """Make the call-back of a request again now, with all of its attempts.
+    """Retry the webhook or mail of a request now, with its full number of attempts.
 
-    REQUEST_ID may be the beginning of one, as `ndif callbacks list` shows it.
+    REQUEST_ID may be a unique prefix, as `ndif callbacks list` shows it.
     """
     from ndif.control.answers import Retried
 
     if every == (request_id is not None):
-        raise click.UsageError("Give either a request's id or --all.")
+        raise click.UsageError("Give either REQUEST_ID or --all.")
     body = {"all": True} if every else {"request_id": request_id}
     answer = read(Retried, server.post("/admin/callbacks/retry", body))
     count = len(answer.retried)
-    one = f"The call-back of {answer.retried[0]} is made again." if count == 1 else None
-    show_answer(answer, as_json, [one or f"{count} call-backs are made again."])
+    if count == 1:
+        sentence = f"The webhook or mail of {answer.retried[0]} is retried."
+    else:
+        sentence = f"{count} webhooks and mails are retried."
+    show_answer(answer, as_json, [sentence])
 
 
 def _rendered(answer: Any) -> RenderableType:
@@ -52,23 +55,23 @@ def _rendered(answer: Any) -> RenderableType:
 
     from ndif.schema.callback import Callbacks
 
-    found = read(Callbacks, answer)
-    if not found.callbacks:
-        return Text("No call-back waits, and none was given up.")
-    length = unique_length(each.request_id for each in found.callbacks)
+    callbacks = read(Callbacks, answer)
+    if not callbacks.callbacks:
+        return Text("No webhook or mail waits, and none was given up.")
+    length = unique_length(callback.request_id for callback in callbacks.callbacks)
     rows = [
         (
-            each.request_id[:length],
-            each.to,
-            each.status,
-            each.state,
-            each.attempts,
-            elapsed(each.created),
-            duration(each.due - time.time()) if each.state == "waiting" else None,
-            each.problem,
+            callback.request_id[:length],
+            callback.to,
+            callback.status,
+            callback.state,
+            callback.attempts,
+            elapsed(callback.created),
+            duration(callback.due - time.time()) if callback.state == "waiting" else None,
+            callback.problem,
         )
-        for each in found.callbacks
+        for callback in callbacks.callbacks
     ]
-    title = f"Call-backs: {found.waiting} waiting, {found.given_up} given up"
-    headings = ("request", "to", "job", "state", "failed", "for", "again in", "problem")
+    title = f"Webhooks and mails: {callbacks.waiting} waiting, {callbacks.given_up} given up"
+    headings = ("request", "to", "job", "state", "failed", "age", "next in", "problem")
     return table(title, headings, rows)

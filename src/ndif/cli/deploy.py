@@ -28,23 +28,26 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "--dedicated/--no-dedicated",
-        {"help": "Never evict these models to make room for others, or do so again."},
+        {"help": "Never evict these models for other models, or allow eviction again."},
     ),
     (
         "--replicas",
         {
             "type": click.IntRange(1),
-            "help": "Number of replicas of each model, which share its requests.",
+            "help": "Number of replicas of each model.",
         },
     ),
     ("--max-replicas", {"type": int, "help": "Maximum number of replicas while requests wait."}),
     ("--revision", {"help": "Branch, tag or commit of the repository."}),
     ("--task", {"help": "The transformers task, such as fill-mask."}),
-    ("--dtype", {"help": "Such as bfloat16; auto: the checkpoint's."}),
-    ("--device", {"help": "auto, cpu, cuda, or one GPU, such as cuda:0."}),
+    ("--dtype", {"help": "Data type of the weights, such as bfloat16; auto: the checkpoint's."}),
+    ("--device", {"help": "Device: auto, cpu, cuda, or one GPU, such as cuda:0."}),
     (
         "--attn-implementation",
-        {"help": "Attention of requests that name none: eager, to read attention weights."},
+        {
+            "help": "Attention implementation of requests that name none, such as eager, which "
+            "allows reading attention weights."
+        },
     ),
     ("--threads", {"type": int, "help": "CPU threads of the model; 0: one per core."}),
     (
@@ -55,20 +58,26 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--size-bytes",
         {
             "metavar": "SIZE",
-            "help": 'Memory of the weights in place of the measured size: "140GB".',
+            "help": 'Memory of the weights, instead of the measured size, such as "140GB".',
         },
     ),
     (
         "--padding-factor",
         {
             "type": float,
-            "help": "Memory reserved beside the weights, as a fraction of their size.",
+            "help": "Memory reserved in addition to the weights, as a fraction of their size.",
         },
     ),
-    ("--padding-bytes", {"metavar": "SIZE", "help": 'Memory reserved besides, such as "12GiB".'}),
+    (
+        "--padding-bytes",
+        {
+            "metavar": "SIZE",
+            "help": 'Memory reserved in addition to --padding-factor, such as "12GiB".',
+        },
+    ),
     (
         "--trust-remote-code/--no-trust-remote-code",
-        {"help": "Run Python code that comes with the checkpoint when it is loaded, or do not."},
+        {"help": "Run, or never run, the Python code in the checkpoint's repository."},
     ),
 )
 """Options for the settings of a deployment file, under the same names."""
@@ -94,10 +103,10 @@ def with_settings(function: Command) -> Command:
 @click.option(
     "--sync",
     is_flag=True,
-    help="Also evict every other deployed model; settings that are not given get their defaults.",
+    help="Also evict every other deployed model, and reset settings that are not given to their defaults.",
 )
 @with_settings
-@click.option("--pinned", is_flag=True, hidden=True, help="The name of --dedicated in NDIF 0.1.")
+@click.option("--pinned", is_flag=True, hidden=True, help="Name of --dedicated in NDIF 0.1.")
 @click.option(
     "--generation",
     metavar="0.8",
@@ -121,8 +130,8 @@ def command(
 ) -> None:
     """Deploy each CHECKPOINT: a Hugging Face repo id, a model key, or ORG/NAME=FOLDER.
 
-    FOLDER is on the server's machine. Settings of a deployed model that are not given stay as they are. The
-    exit code is 1 if a model could not be deployed.
+    FOLDER is on the server's machine. A deployed model keeps the settings that are not given. The exit code
+    is 1 if a model could not be deployed.
     """
     entries = _entries(server, checkpoints, deployment_file)
     given = {name: value for name, value in settings.items() if value is not None}
@@ -133,9 +142,11 @@ def command(
     wait = not no_wait
     body = {"deployments": entries, "generation": generation, "wait": wait, "sync": sync}
     names = ", ".join(entry["repo_id"] for entry in entries)
-    what = f"{names} to be placed" if no_wait else f"{names} to load; `ndif status` shows how far"
+    awaited = (
+        f"{names} to be placed" if no_wait else f"{names} to load; `ndif status` shows how far"
+    )
     quiet = as_json or no_wait
-    answer = post_with_progress(server, "/admin/deploy", body, quiet=quiet, what=what)
+    answer = post_with_progress(server, "/admin/deploy", body, quiet=quiet, awaited=awaited)
     report(answer, as_json, state="is loading" if no_wait else "is ready")
 
 
@@ -149,7 +160,10 @@ def _entries(
     from ndif.schema.deployment_settings import parse_checkpoint
 
     if file is None:
-        return [to_entry(parse_checkpoint(each, here=server.is_local)) for each in checkpoints]
+        return [
+            to_entry(parse_checkpoint(checkpoint, is_local=server.is_local))
+            for checkpoint in checkpoints
+        ]
     changes = read_changes(file)
     if not changes:
         raise CommandError(f"{file} names no model.")
@@ -157,19 +171,22 @@ def _entries(
 
 
 def post_with_progress(
-    server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool, what: str
+    server: ServerClient, path: str, body: Mapping[str, Any], *, quiet: bool, awaited: str
 ) -> Outcomes:
-    """POST `body`, show the replicas that are loading until the answer comes, and return the answer."""
+    """POST `body`, show progress bars of loading replicas until the answer comes, and return the answer.
+
+    With `quiet` or without a terminal, print that the command waits for `awaited` instead.
+    """
     from ndif.control.answers import Outcomes
 
     answer: Future[Outcomes] = Future()
 
     if not quiet and sys.stderr.isatty():
-        what = ""  # progress bars show it
+        awaited = ""  # the progress bars show the progress
 
     def post() -> None:
         try:
-            answer.set_result(read(Outcomes, server.post(path, body, None, what)))
+            answer.set_result(read(Outcomes, server.post(path, body, None, awaited)))
         except Exception as error:
             answer.set_exception(error)
 
@@ -177,7 +194,7 @@ def post_with_progress(
     threading.Thread(target=post, daemon=True).start()
     try:
         if not quiet:
-            _show(server, answer)
+            _show_progress(server, answer)
         return answer.result()
     except KeyboardInterrupt as error:
         raise CommandError(
@@ -185,7 +202,7 @@ def post_with_progress(
         ) from error
 
 
-def _show(server: ServerClient, answer: Future[Outcomes]) -> None:
+def _show_progress(server: ServerClient, answer: Future[Outcomes]) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -202,12 +219,12 @@ def _show(server: ServerClient, answer: Future[Outcomes]) -> None:
         shown: dict[str, TaskID] = {}
         while not wait([answer], _POLL_S).done:
             try:
-                _update(bars, shown, server.get("/admin/status"))
+                _update_bars(bars, shown, server.get("/admin/status"))
             except CommandError:
                 return  # the answer to the POST reports the error
 
 
-def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
+def _update_bars(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
     loading = {
         replica["replica_id"]: (model["repo_id"], replica)
         for model in status["models"]
@@ -219,32 +236,36 @@ def _update(bars: Progress, shown: dict[str, TaskID], status: Any) -> None:
     for replica_id, (name, replica) in loading.items():
         if replica_id not in shown:
             shown[replica_id] = bars.add_task(f"Loading {name}", total=None)
-        done = replica["done"] or 0
-        bars.update(shown[replica_id], completed=done, total=replica["total"])
+        loaded = replica["done"] or 0
+        bars.update(shown[replica_id], completed=loaded, total=replica["total"])
 
 
 def report(answer: Outcomes, as_json: bool, *, state: str) -> None:
-    """Print the outcome of a deployment, whose replicas have the `state`; raise the problems of models."""
-    lines = dict.fromkeys(line for model in answer.models for line in _outcome(model, state))
+    """Print the outcome of a deployment; raise a CommandError with the models' problems, if any.
+
+    `state` is the predicate of a sentence about a model, such as "is ready".
+    """
+    lines = dict.fromkeys(line for model in answer.models for line in _outcome_lines(model, state))
     show_answer(answer, as_json, iter(lines))
     failed = [f"{model.repo_id}: {model.problem}" for model in answer.models if model.problem]
     if failed:
         raise CommandError("\n".join(failed))
 
 
-def _outcome(model: DeployedModel, state: str) -> Iterator[str]:
+def _outcome_lines(model: DeployedModel, state: str) -> Iterator[str]:
     name = model.repo_id
     if model.changes:
         yield f"{name}: {', '.join(map(str, model.changes))}."
-    for each in model.evicted:
-        replica = f"replica {each.replica_id}" if each.replica_id else "while it was set up"
-        yield f"Evicted: {variant_name(each.model)} ({replica})."
+    for eviction in model.evicted:
+        replica = f"replica {eviction.replica_id}" if eviction.replica_id else "while it was set up"
+        yield f"Evicted: {variant_name(eviction.model)} ({replica})."
     if model.is_down:
         is_over = state == "is ready"
-        lasts = "" if model.down_s is None else f", {format_duration(model.down_s)}"
+        lasts = "" if model.down_s is None else f" ({format_duration(model.down_s)})"
         yield (
-            f"There {'was' if is_over else 'is'} no room for old and new replicas of {name} at once: none "
-            f"{'served until it was' if is_over else 'serves until it is'} loaded{lasts}."
+            f"There {'was' if is_over else 'is'} no memory for old and new replicas of {name} at once: the "
+            f"model {'was unavailable while it loaded' if is_over else 'is unavailable while it loads'}"
+            f"{lasts}."
         )
     count = len(model.replicas)
     if count:

@@ -1,4 +1,4 @@
-"""`ndif doctor`: checks of this machine for a server."""
+"""`ndif doctor`: checks of this machine before a server starts on it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 @click.command("doctor")
 @json_option
 def command(as_json: bool) -> None:
-    """Check the sandbox, torch and the driver, GPUs, runtimes, disks, services and ports.
+    """Check the sandbox, torch, the NVIDIA driver, GPUs, runtimes, disks, services and ports.
 
-    The exit code is 1 if a server would not start here, or not with what its variables ask for.
+    The exit code is 1 if a server would not start here, or not as its variables configure it.
     """
     from dataclasses import asdict
 
     from ndif.launch.machine_checks import check_machine
     from ndif.sandbox.confinement.layers import detect_layers, missing_layers
 
-    found = detect_layers()
-    lacking = missing_layers(found)
+    detected = detect_layers()
+    lacking = missing_layers(detected)
     with waiting_for("the NVIDIA driver and the services to answer"):
         checks = check_machine(options())
     warn_of_unread_variables()
     if as_json:
-        layers = [asdict(layer) for layer in found]
+        layers = [asdict(layer) for layer in detected]
         show_json(
             {
                 "layers": layers,
@@ -44,7 +44,7 @@ def command(as_json: bool) -> None:
             }
         )
     else:
-        _show(found, checks)
+        _show(detected, checks)
         console().print(
             "Untrusted code runs confined on this machine."
             if not lacking
@@ -58,7 +58,7 @@ def _show(layers: list[Layer], checks: list[Check]) -> None:
     from rich.table import Table
 
     sandbox = Table(title="Sandbox layers of this machine", title_justify="left")
-    for heading in ("layer", "present", "required", "how, or what to do"):
+    for heading in ("layer", "present", "required", "detail"):
         sandbox.add_column(heading, overflow="fold")
     for layer in layers:
         color = "red" if layer.required else "yellow"
@@ -66,8 +66,8 @@ def _show(layers: list[Layer], checks: list[Check]) -> None:
         sandbox.add_row(layer.name, present, "yes" if layer.required else "no", layer.detail)
     console().print(sandbox)
     rest = table(
-        "What a server finds on this machine",
-        ("", "state", "how, or what to do"),
+        "Checks of this machine",
+        ("", "state", "detail"),
         ((check.name, check.state, check.detail) for check in checks),
     )
     for row, check in zip(rest.rows, checks, strict=True):

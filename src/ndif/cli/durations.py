@@ -1,4 +1,4 @@
-"""Durations on the command line, in the form of all settings: "15m", or a number of seconds."""
+"""Durations on the command line, written like settings: "15m", or a number of seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DurationParam(click.ParamType):  # type: ignore[type-arg]  # generic since
     name = "duration"
 
     def __init__(self, at_least: float = 0.0, *, is_open: bool = False) -> None:
-        """Accept durations of at least `at_least` seconds; with `is_open`, of more than that."""
+        """Accept durations of at least `at_least` seconds; with `is_open`, only longer ones."""
         self._at_least = at_least
         self._is_open = is_open
 

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 @click.command("events")
-@click.option("--kind", help="Show only events of this kind, such as deployed or 'failed login'.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, help="Number of events.")
+@click.option("--kind", help="Only events of this kind, such as deployed or 'failed login'.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, help="Maximum number of events.")
 @with_server
 def command(server: ServerClient, as_json: bool, kind: str | None, limit: int) -> None:
-    """Show what was deployed, evicted, made or scaled, by whom and when; the newest comes first.
+    """Show recent changes on the server with author and time, newest first.
 
-    The server keeps the last thousand events, logins and failed logins among them.
+    The server keeps the last thousand events, including logins and failed logins.
     """
     from ndif.control.answers import Events
 
     events = read(Events, server.get("/admin/events")).events
-    chosen = [each for each in events if kind in (None, each.kind)]
+    chosen = [event for event in events if kind in (None, event.kind)]
     show(Events(events=chosen[:limit]), as_json, _rendered)
 
 
@@ -36,12 +36,12 @@ def _rendered(answer: Events) -> RenderableType:
 
     rows = [
         (
-            datetime.fromtimestamp(each.at).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-            each.kind if each.count == 1 else f"{each.kind} ({each.count} times)",
-            each.subject,
-            each.by,
-            each.text,
+            datetime.fromtimestamp(event.at).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+            event.kind if event.count == 1 else f"{event.kind} ({event.count} times)",
+            event.subject,
+            event.by,
+            event.text,
         )
-        for each in answer.events
+        for event in answer.events
     ]
     return table("Events", ("time", "kind", "subject", "by", ""), rows)

@@ -1,4 +1,4 @@
-"""`ndif evict`: remove a model, or all models, from their devices."""
+"""`ndif evict`: remove a model, one of its replicas, or all models from their devices."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     metavar="0.7",
     help="Evict only the replicas for clients of this nnsight generation.",
 )
-@click.option("--cold", is_flag=True, help="Do not keep the weights in CPU memory either.")
+@click.option("--cold", is_flag=True, help="Also remove the weights from CPU memory.")
 @click.option(
-    "--all", "everything", is_flag=True, help="Evict every model that the calendar does not keep."
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Evict every model except models that the calendar has dedicated now.",
 )
 @with_server
 def command(
@@ -42,7 +45,7 @@ def command(
     from ndif.control.answers import Evicted
 
     if everything == (model is not None) or (everything and replica):
-        raise click.UsageError("Give either MODEL, and maybe --replica, or --all.")
+        raise click.UsageError("Give either MODEL, optionally with --replica, or --all.")
     body = {
         "model": model,
         "replica": replica,
@@ -50,19 +53,19 @@ def command(
         "cold": cold,
         "all": everything,
     }
-    told = server.post("/admin/evict", body, None, "requests that run there to end")
-    answer = read(Evicted, told)
+    content = server.post("/admin/evict", body, None, "requests that run there to end")
+    answer = read(Evicted, content)
     show_answer(answer, as_json, _lines(answer))
 
 
 def _lines(answer: Evicted) -> Iterator[str]:
-    length = unique_length(each.replica_id or "" for each in answer.evicted)
-    for each in answer.evicted:
-        outcome = "its deployment is cancelled"
-        if each.replica_id:
-            outcome = f"replica {each.replica_id[:length]} is evicted"
-        yield f"{variant_name(each.model_key)}: {outcome}."
+    length = unique_length(eviction.replica_id or "" for eviction in answer.evicted)
+    for eviction in answer.evicted:
+        outcome = "the deployment is cancelled"
+        if eviction.replica_id:
+            outcome = f"replica {eviction.replica_id[:length]} is evicted"
+        yield f"{variant_name(eviction.model_key)}: {outcome}."
     for repo_id in answer.scheduled:
-        yield f"{repo_id} stays: the calendar has it deployed now."
+        yield f"{repo_id} is not evicted: the calendar has it dedicated now."
     if not answer.evicted:
         yield "There was nothing to evict."

@@ -1,4 +1,4 @@
-"""`ndif gc`: delete or count expired data now."""
+"""`ndif gc`: delete expired data now."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ndif.cli.server_client import ServerClient, read, with_server
 
 
 @click.command("gc")
-@click.option("--dry-run", is_flag=True, help="Count, and delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Count the expired data without deleting it.")
 @with_server
 def command(server: ServerClient, as_json: bool, dry_run: bool) -> None:
-    """Delete results, responses and records of jobs whose time is over.
+    """Delete expired results, responses and job records.
 
-    The server does so by itself, every few minutes.
+    The server also deletes expired data by itself, every few minutes.
     """
     from ndif.control.answers import Collected
 
     answer = read(Collected, server.post("/admin/gc", {"dry_run": dry_run}, timeout_s=None))
     verb = "would be" if dry_run else "were"
     counts = [f"{count} {name}" for name, count in answer.expired.items() if count]
-    told = ", ".join(counts) if counts else "nothing"
-    show_answer(answer, as_json, [f"Expired: {told}{f' {verb} deleted' if counts else ''}."])
+    expired = ", ".join(counts) if counts else "nothing"
+    show_answer(answer, as_json, [f"Expired: {expired}{f' {verb} deleted' if counts else ''}."])

@@ -14,22 +14,25 @@ if TYPE_CHECKING:
 
 
 @click.command("healthz")
-@click.option("--ready", is_flag=True, help="Fail also while the server can run no jobs.")
+@click.option("--ready", is_flag=True, help="Also fail while the server cannot run jobs.")
 @json_option
 def command(ready: bool, as_json: bool) -> None:
-    """Check that what `ndif start` runs with this session root answers; exit code 0 if it does, else 1.
+    """Check that the server, worker and services of this machine are healthy; exit code 0 if so, else 1.
 
-    A server answers at /ping, with --ready at /connected; a service that was started alone at its address;
-    a worker while its Ray node runs.
+    The command checks the parts that `ndif start` started with the same NDIF_SESSION_ROOT. A server is
+    healthy if it answers at /ping, with --ready at /connected; a service started alone, if it accepts
+    connections; a worker, if its Ray node runs.
     """
     checks = _checks(ready)
     if as_json:
         show_json({"healthy": bool(checks) and all(checks.values()), "checks": checks})
     if not checks:
-        raise CommandError(f"Nothing that `ndif start` started runs in {run_folders().root}.")
+        raise CommandError(
+            f"No server, worker or service of `ndif start` runs with the session root {run_folders().root}."
+        )
     failed = [name for name, is_well in checks.items() if not is_well]
     if failed:
-        raise CommandError(f"No healthy answer: {', '.join(failed)}.")
+        raise CommandError(f"Not healthy: {', '.join(failed)}.")
     if not as_json:
         click.echo(f"Healthy: {', '.join(checks)}.")
 
@@ -40,21 +43,21 @@ def _checks(ready: bool) -> dict[str, bool]:
     from ndif.launch.services.service import accepts_connections
 
     folders = run_folders()
-    found: dict[str, bool] = {}
+    health: dict[str, bool] = {}
     running = folders.running()
     if running is not None:
         record = running[1]
         if record.node_type == "worker":
-            found["worker"] = _has_node(*running)
+            health["worker"] = _has_node(*running)
         else:
-            found["server"] = _server_answers(record, ready)
+            health["server"] = _server_answers(record, ready)
     for name in STANDALONE:
         alone = folders.of_service(name).running()
         if alone is not None:
             folder, record = alone
             is_up = accepts_connections(record.host, record.port)
-            found[name] = is_up and (name != "ray" or _has_node(folder, record))
-    return found
+            health[name] = is_up and (name != "ray" or _has_node(folder, record))
+    return health
 
 
 def _has_node(folder: RunFolder, record: RunRecord) -> bool:
@@ -72,7 +75,7 @@ def _server_answers(record: RunRecord, ready: bool) -> bool:
     url = local_url(record.host, record.port)
     options: dict[str, Any] = {"timeout": 5, "trust_env": False, "verify": False}
     try:
-        found = httpx.get(f"{url}/{'connected' if ready else 'ping'}", **options)
+        response = httpx.get(f"{url}/{'connected' if ready else 'ping'}", **options)
     except httpx.HTTPError:
         return False
-    return found.is_success
+    return response.is_success

@@ -1,4 +1,4 @@
-"""`ndif info`: the server of this machine, and the configuration."""
+"""`ndif info`: this machine's server, and the configuration."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     "--config",
     "config",
     is_flag=True,
-    help="Show every variable, its value and the value's source.",
+    help="Show the value and source of every variable.",
 )
 @click.option(
     "--env-example", is_flag=True, help="Print every variable with its default, as an .env file."
 )
-@click.option("--url", metavar="URL", help="With --config: address of a server elsewhere.")
+@click.option("--url", metavar="URL", help="With --config: address of another server.")
 @token_option
 @json_option
 def command(
     config: bool, env_example: bool, url: str | None, token: str | None, as_json: bool
 ) -> None:
-    """Show the server of this machine: its address, process, files and services."""
+    """Show this machine's server with its address, process, files and services."""
     if env_example:
         from ndif.config.reference import example
 
@@ -46,7 +46,7 @@ def command(
         _config(url, token, as_json)
     elif url is not None:
         raise click.UsageError(
-            "--url needs --config: a session's files are on the server's own machine."
+            "--url needs --config; other information is available only on the server's own machine."
         )
     else:
         _session(as_json)
@@ -79,7 +79,7 @@ def _session(as_json: bool) -> None:
             ("folder", run_folder.folder),
             ("log", log),
         ]
-    state = {True: "runs", False: "does not answer", None: "found by Ray"}
+    state = {True: "running", False: "does not answer", None: "found by Ray"}
     rows += [
         (name, f"{service.address}: {state[service.answers]}, {service.whose}")
         for name, service in services.items()
@@ -101,7 +101,7 @@ def _admin_address(record: RunRecord) -> list[tuple[str, Any]]:
 
 
 def _config(url: str | None, token: str | None, as_json: bool) -> None:
-    """Show the settings of the running server, or else of one started now."""
+    """Show the settings of the running server, or else of a server that would start now."""
     from dataclasses import asdict
 
     from ndif.config.reference import Variable, as_text, variables
@@ -112,24 +112,24 @@ def _config(url: str | None, token: str | None, as_json: bool) -> None:
     except NoServerError:
         if url is not None:
             raise
-        settings, owner = variables(options()), "a server that is started now"
+        settings, owner = variables(options()), "a server started now"
     else:
-        told = server.get("/admin/config")["settings"]
-        settings = adapter(list[Variable]).validate_python(told)
+        content = server.get("/admin/config")["settings"]
+        settings = adapter(list[Variable]).validate_python(content)
         owner = f"the server at {server.url}"
     warn_of_unread_variables()
     if as_json:
-        show_json({"settings": [asdict(each) for each in settings]})
+        show_json({"settings": [asdict(variable) for variable in settings]})
         return
     rows = (
         (
-            each.name,
-            as_text(each.value, each.unit) or None,
-            each.source,
-            as_text(each.default, each.unit) or None,
-            each.meaning,
+            variable.name,
+            as_text(variable.value, variable.unit) or None,
+            variable.source,
+            as_text(variable.default, variable.unit) or None,
+            variable.meaning,
         )
-        for each in settings
+        for variable in settings
     )
     headings = ("variable", "value", "source", "default", "meaning")
     console().print(table(f"Configuration of {owner}", headings, rows))

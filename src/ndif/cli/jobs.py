@@ -1,4 +1,4 @@
-"""`ndif jobs`: a user's own jobs, or with the operator's token all jobs."""
+"""`ndif jobs`: the jobs of a user, or, with the operator's token, of all users."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ndif.schema.job_state import OwnJob
 
 _CHUNK = 1 << 12
-"""Bytes that are decompressed at once: few, because zstd expands equal bytes 30,000 times."""
+"""Bytes that are decompressed at a time: few, because zstd can expand its input 30,000-fold."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,7 @@ T = TypeVar("T")
 _key_option = click.option(
     "--key",
     metavar="KEY",
-    help="Your API key; default: that of the environment; without one, the operator's token counts.",
+    help="Your API key; default: NDIF_API_KEY. Without a key, the operator's token is used.",
 )
 
 
@@ -57,14 +57,16 @@ def as_user(function: Callable[Concatenate[ServerClient, bool, P], T]) -> Callab
 
 @click.group("jobs")
 def command() -> None:
-    """List, cancel and download your own jobs, with your API key."""
+    """List, cancel and download your jobs, with your API key."""
 
 
 @command.command("list")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, help="Most that have ended.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=100, help="Maximum number of ended jobs."
+)
 @as_user
 def list_(server: ServerClient, as_json: bool, limit: int) -> None:
-    """List the jobs that wait or run, and those that ended last."""
+    """List waiting, running and recently ended jobs; with the operator's token, jobs of all users."""
     has_users = not server.is_user
     show({"jobs": _jobs(server, limit)}, as_json, partial(_rendered, has_users=has_users))
 
@@ -73,14 +75,14 @@ def list_(server: ServerClient, as_json: bool, limit: int) -> None:
 @click.argument("job_id")
 @as_user
 def cancel(server: ServerClient, as_json: bool, job_id: str) -> None:
-    """End a job that waits or runs. JOB_ID may be the beginning of one."""
+    """End a waiting or running job. JOB_ID may be a unique prefix."""
     if server.is_user:
-        found = whole_id(server, job_id)
-        answer = server.delete(f"/request/{found}")
+        full_id = whole_id(server, job_id)
+        answer = server.delete(f"/request/{full_id}")
     else:
         answer = server.post("/admin/kill", {"request_id": job_id})
-        found = answer["request_id"]
-    show_answer(answer, as_json, [f"Job {found} is ended."])
+        full_id = answer["request_id"]
+    show_answer(answer, as_json, [f"Job {full_id} is ended."])
 
 
 @command.command()
@@ -94,48 +96,52 @@ def cancel(server: ServerClient, as_json: bool, job_id: str) -> None:
 )
 @as_user
 def result(server: ServerClient, as_json: bool, job_id: str, output: Path) -> None:
-    """Download the result of a job that was sent with blocking=False.
+    """Download the result of a job that was sent with blocking=False. JOB_ID may be a unique prefix.
 
-    The file is written decompressed: `torch.load(FILE, weights_only=False)` reads it.
+    The file is written decompressed; `torch.load(FILE, weights_only=False)` reads it.
     """
-    found = whole_id(server, job_id)
+    full_id = whole_id(server, job_id)
     try:
-        response = server.get(f"/response/{found}")
+        response = server.get(f"/response/{full_id}")
     except RefusedCommandError as error:
         if server.is_user:
             raise
         raise RefusedCommandError(
-            f"The result of job {found} is its user's alone: give the key that sent it, with --key or in "
-            "NDIF_API_KEY."
+            f"Only its user can download the result of job {full_id}: give the API key that sent the job, "
+            "with --key or in NDIF_API_KEY."
         ) from error
     if response["status"] != "COMPLETED":
         raise CommandError(
-            f"Job {found} has no result: it is {response['status']}. {response['description']}"
+            f"Job {full_id} has no result: its status is {response['status']}. {response['description']}"
         )
     data = response["data"]
     size = _download(data if isinstance(data, str) else data[0], output)
-    answer = {"id": found, "file": str(output), "bytes": size}
-    show_answer(answer, as_json, [f"{output} has the result of job {found} ({format_size(size)})."])
+    answer = {"id": full_id, "file": str(output), "bytes": size}
+    show_answer(
+        answer, as_json, [f"The result of job {full_id} is in {output} ({format_size(size)})."]
+    )
 
 
 def _jobs(server: ServerClient, limit: int) -> list[dict[str, Any]]:
     if server.is_user:
-        found: list[dict[str, Any]] = server.get(f"/requests?limit={limit}")["requests"]
+        jobs: list[dict[str, Any]] = server.get(f"/requests?limit={limit}")["requests"]
     else:
-        found = server.post("/admin/jobs", {"limit": limit})["jobs"]
-    return found
+        jobs = server.post("/admin/jobs", {"limit": limit})["jobs"]
+    return jobs
 
 
 def whole_id(server: ServerClient, job_id: str) -> str:
-    """Return the one id that begins with `job_id`, or `job_id` if none does; raise if several do."""
-    found = matching_ids(job_id, (job["id"] for job in _jobs(server, 1000)))
-    if len(found) > 1:
-        raise NotFoundError(f"{job_id!r} is the beginning of {len(found)} ids: give more of it.")
-    return found[0] if found else job_id
+    """Return the id with the prefix `job_id`, or `job_id` if there is none; raise if there are several."""
+    matches = matching_ids(job_id, (job["id"] for job in _jobs(server, 1000)))
+    if len(matches) > 1:
+        raise NotFoundError(
+            f"{job_id!r} is the prefix of {len(matches)} ids: give more characters of the id."
+        )
+    return matches[0] if matches else job_id
 
 
 def _download(url: str, output: Path) -> int:
-    """Download a result to a file, decompressed, whole or not at all; return its size."""
+    """Download and decompress a result; return its size. No partial file is left if an error occurs."""
     import httpx
     import zstandard
 
@@ -157,7 +163,7 @@ def _download(url: str, output: Path) -> int:
         raise NoServerError(f"The result cannot be fetched from {url}: {error}.") from error
     except zstandard.ZstdError as error:
         raise CommandError(
-            f"The result is damaged: it cannot be decompressed ({error}). Nothing was written; send the "
+            f"The result is damaged: it cannot be decompressed ({error}). No file was written. Send the "
             "job again."
         ) from error
     except OSError as error:
@@ -183,7 +189,7 @@ def _decompressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
     # zstd raises no error for a truncated frame, because more input could follow.
     if not frame.eof:
         raise CommandError(
-            "The result is cut off: its compressed data end too early. Nothing was written; download it "
+            "The result is truncated: its compressed data end too early. No file was written. Download it "
             "again, or send the job again."
         )
 
@@ -194,7 +200,7 @@ def _rendered(answer: Mapping[str, Any], *, has_users: bool) -> RenderableType:
     from ndif.schema.job_state import JobState, OwnJob
 
     kind: type[OwnJob] = JobState if has_users else OwnJob
-    jobs = [read(kind, each) for each in answer["jobs"]]
+    jobs = [read(kind, job) for job in answer["jobs"]]
     if not jobs:
         return Text("There are no jobs.")
     length = unique_length(job.id for job in jobs)

@@ -1,4 +1,4 @@
-"""`ndif keys`: API keys in the server's database."""
+"""`ndif keys`: the API keys in the server's database."""
 
 from __future__ import annotations
 
@@ -24,24 +24,27 @@ if TYPE_CHECKING:
     )
     from ndif.stores.accounts.file import KeyEntry
 
-_AT_ONCE = 5000
-"""Keys that are imported in one transaction."""
+_BATCH = 5000
+"""Number of keys that one transaction imports."""
 
 
 @click.group("keys")
 def command() -> None:
-    """Make, list and revoke the API keys in the server's database.
+    """Create, list and revoke API keys.
 
-    The server is asked that runs on this machine, or at --url. Where none runs, the command opens the
-    database itself. A KEY is its id, as `ndif keys list` shows it, or the beginning of that.
+    The command uses the server of this machine or of --url. If none runs on this machine, it opens the
+    database itself. KEY is the id of a key, as `ndif keys list` shows it, or a unique prefix.
     """
 
 
 @command.command("create")
-@click.option("--user", metavar="NAME", help="Who has the key, such as an e-mail address.")
-@click.option("--name", default="", help="What tells the key from the user's others.")
+@click.option("--user", metavar="NAME", help="User of the key, such as an e-mail address.")
+@click.option("--name", default="", help="Label of the key.")
 @click.option(
-    "--expires", type=DurationParam(is_open=True), metavar="DURATION", help="Life of the key."
+    "--expires",
+    type=DurationParam(is_open=True),
+    metavar="DURATION",
+    help="Time until the key expires, such as 30d.",
 )
 @click.option("--tier", "tiers", multiple=True, metavar="TIER", help="Tier of the key; repeatable.")
 @with_accounts
@@ -53,13 +56,13 @@ def create(
     expires: float | None,
     tiers: tuple[str, ...],
 ) -> None:
-    """Make a key, and print it: nothing can show it again."""
+    """Create a key and print it. The key cannot be shown again."""
     from ndif.schema.account import NewApiKey
 
     fields = {"user": user, "label": name, "expires_in_s": expires, "tiers": list(tiers)}
     answer = accounts.post(NewApiKey, "keys/create", **fields)
     lines = [
-        f"{_named(answer)} is made. Nothing can show it again:",
+        f"{_label(answer)} is created. It cannot be shown again:",
         "",
         f"    export NDIF_API_KEY={answer.api_key}",
         "",
@@ -71,7 +74,7 @@ def create(
 @click.option("--user", metavar="NAME", help="Only the keys of this user.")
 @with_accounts
 def list_keys(accounts: AccountsClient, as_json: bool, user: str | None) -> None:
-    """Show all keys, without what they are."""
+    """Show all keys, without their secrets."""
     from ndif.schema.account import ApiKeys
 
     show(accounts.get(ApiKeys, "keys", user=user), as_json, keys_table)
@@ -85,63 +88,67 @@ def show_one(accounts: AccountsClient, as_json: bool, key: str) -> None:
     from ndif.schema.account import ApiKey, ApiKeys
 
     answer = accounts.get(ApiKey, "keys/show", key=key)
-    show(answer, as_json, lambda one: keys_table(ApiKeys(keys=[one])))
+    show(answer, as_json, lambda api_key: keys_table(ApiKeys(keys=[api_key])))
 
 
 @command.command("revoke")
 @click.argument("key")
 @with_accounts
 def revoke(accounts: AccountsClient, as_json: bool, key: str) -> None:
-    """Revoke a key for ever, and end its jobs that wait or run.
+    """Revoke a key permanently, and end its waiting and running jobs.
 
-    Within NDIF_ACCOUNTS_CACHE_S, it lets nobody in any more.
+    The revocation takes effect within NDIF_ACCOUNTS_CACHE_S.
     """
     from ndif.schema.account import RevokedApiKey
 
     answer = accounts.post(RevokedApiKey, "keys/revoke", key=key)
-    said = [f"{_named(answer)} is revoked."]
+    lines = [f"{_label(answer)} is revoked."]
     if not accounts.asks_a_server:
-        said.append(
-            "No server runs here that could end its jobs: those that wait elsewhere will run."
+        lines.append(
+            "No server runs on this machine to end the key's jobs: jobs that wait elsewhere will run."
         )
     elif killed := answer.killed:
-        said.append("One job of it is ended." if killed == 1 else f"{killed} jobs of it are ended.")
-    show_answer(answer, as_json, said)
+        lines.append(
+            "One job of the key is ended."
+            if killed == 1
+            else f"{killed} jobs of the key are ended."
+        )
+    show_answer(answer, as_json, lines)
 
 
 @command.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
 @with_accounts
 def import_keys(accounts: AccountsClient, as_json: bool, file: Path) -> None:
-    """Add the keys of FILE, a file as NDIF_API_KEYS names it.
+    """Add the keys in FILE, a YAML file in the format of NDIF_API_KEYS, to the database.
 
-    Its users go on with their keys. Tags and weights become tiers.
+    The keys stay valid for their users. Tags and weights become tiers.
     """
     from ndif.schema.account import ImportedKeys
     from ndif.stores.accounts import read_keys
 
     entries = read_keys(file.expanduser())
     answer = ImportedKeys(imported=0, known=0)
-    for start in range(0, len(entries), _AT_ONCE):
-        keys = [_fields(entry) for entry in entries[start : start + _AT_ONCE]]
+    for start in range(0, len(entries), _BATCH):
+        keys = [_fields(entry) for entry in entries[start : start + _BATCH]]
         more = accounts.post(ImportedKeys, "keys/import", keys=keys)
         answer = ImportedKeys(
             imported=answer.imported + more.imported, known=answer.known + more.known
         )
-    show_answer(answer, as_json, [_imported(answer)])
+    show_answer(answer, as_json, [_import_sentence(answer)])
 
 
 @command.command("migrate")
 @with_accounts
 def migrate(accounts: AccountsClient, as_json: bool) -> None:
-    """Copy the keys of another NDIF server's tables into this server's.
+    """Copy the keys of another NDIF server from its tables in the same database.
 
-    They are in the same database, and stay as they are; nothing reads them any more.
+    The other tables stay unchanged, and this server does not read them again.
     """
     from ndif.schema.account import ImportedKeys
 
     answer = accounts.post(ImportedKeys, "keys/migrate")
-    show_answer(answer, as_json, [_imported(answer)])
+    show_answer(answer, as_json, [_import_sentence(answer)])
 
 
 def keys_table(answer: ApiKeys | UserWithKeys) -> Table:
@@ -169,17 +176,17 @@ def ago(moment: float | None) -> str:
     return "never" if moment is None else f"{elapsed(moment)} ago"
 
 
-def _named(key: ApiKey) -> str:
+def _label(key: ApiKey) -> str:
     return f"Key {key.id}" + (f" of {key.user}" if key.user else "")
 
 
-def _imported(answer: ImportedKeys) -> str:
-    known = f"; {answer.known} were there already" if answer.known else ""
-    return f"{answer.imported} keys are imported{known}."
+def _import_sentence(answer: ImportedKeys) -> str:
+    existing = f"; {answer.known} already existed" if answer.known else ""
+    return f"{answer.imported} keys are imported{existing}."
 
 
 def _fields(entry: KeyEntry) -> dict[str, Any]:
     tier = entry.tier
     rights = dict.fromkeys(tier.rights, True)
-    made = {"tier": tier.name, "weight": tier.weight, **rights} if tier.name else None
-    return {"sha256": entry.digest, "user": entry.user, "tier": made}
+    tier_fields = {"tier": tier.name, "weight": tier.weight, **rights} if tier.name else None
+    return {"sha256": entry.digest, "user": entry.user, "tier": tier_fields}

@@ -14,7 +14,7 @@ from ndif.cli.server_client import ServerClient, read, with_server
 def command(server: ServerClient, as_json: bool, request_id: str) -> None:
     """End a waiting or running request; its user gets an error.
 
-    REQUEST_ID may be the beginning of one, as `ndif queue` shows it.
+    REQUEST_ID may be a unique prefix, as `ndif queue` shows it.
     """
     from ndif.control.answers import Killed
 

@@ -13,7 +13,7 @@ from ndif.cli.output import warn_of_unread_variables
 
 @click.group("local")
 def command() -> None:
-    """Serve one model to yourself. The server trusts the code of its user, and of who has its token."""
+    """Serve one model to yourself. The server trusts your code, and the code of clients with its token."""
 
 
 @command.command("start")
@@ -21,29 +21,29 @@ def command() -> None:
 @click.option(
     "--name",
     metavar="ORG/NAME",
-    help="Name by which clients ask for the model, if CHECKPOINT is a folder.",
+    help="Name of the model for clients, if CHECKPOINT is a folder.",
 )
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port; default: the first free one from 8289."
+    "--port", type=click.IntRange(1, 65535), help="Port; default: the first free port from 8289."
 )
 @click.option(
     "--dtype",
     default="auto",
-    help="Data type of the weights, e.g. bfloat16; auto: the checkpoint's.",
+    help="Data type of the weights, such as bfloat16; auto: the checkpoint's.",
 )
 @click.option(
     "--device",
-    help="Device, e.g. cuda:0 or cpu; auto: spread over all GPUs; default: the fewest GPUs that hold the "
-    "model.",
+    help="Device, such as cuda:0 or cpu; auto: spread over all GPUs; default: the fewest GPUs that hold "
+    "the model.",
 )
 @click.option("--revision", help="Branch, tag or commit of the repository.")
 @click.option("--task", help="transformers task; default: the task of the model's architecture.")
 @click.option(
     "--attn-implementation",
     metavar="NAME",
-    help="Attention of requests that name none, as those of nnsight 0.7: eager, to read attention weights; "
-    "default: transformers' choice.",
+    help="Attention implementation of requests that name none, such as requests of nnsight 0.7. eager "
+    "allows reading attention weights. Default: transformers' choice.",
 )
 @click.option(
     "--threads", type=click.IntRange(1), help="CPU threads of the model; default: one per core."
@@ -52,25 +52,25 @@ def command() -> None:
     "--replicas",
     type=click.IntRange(1),
     default=1,
-    help="Replicas of the model that serve in parallel; on CPUs they share its weights.",
+    help="Number of replicas of the model. They serve in parallel, and share the weights on CPUs.",
 )
 @click.option(
     "--results-dir",
     "results",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of polled jobs, and of results until they are fetched; default: one for the port in "
+    help="Folder of polled jobs, and of results until clients download them; default: one per port in "
     "NDIF_SESSION_ROOT.",
 )
-@click.option("--share-weights", is_flag=True, help="Let clients download the weights as well.")
+@click.option("--share-weights", is_flag=True, help="Also let clients download the weights.")
 @click.option(
     "--sandbox",
     is_flag=True,
-    help="Trust nobody: run every request in a confined process of its own.",
+    help="Confine user code: run each request in a new confined process, which ends after the request.",
 )
 @click.option(
     "--no-token",
     is_flag=True,
-    help="Ask nobody for the token: every user of this machine, and whoever reaches the address, runs code "
+    help="Require no token: all users of this machine, and everyone who can reach the address, run code "
     "here as you (with --sandbox: confined).",
 )
 @click.option(

@@ -1,4 +1,4 @@
-"""`ndif logs`: the log of the server or of a service."""
+"""`ndif logs`: the log of this machine's server or of a service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _DISPATCHER = "dispatcher"
 @click.command("logs")
 @click.argument("service", default=LOG_NAMES[0], type=click.Choice(LOG_NAMES))
 @click.option(
-    "-f", "--follow", is_flag=True, help="Follow the log until the server ends or you interrupt."
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Follow the log until the server ends or you press Ctrl-C.",
 )
 @click.option(
     "-n",
@@ -36,16 +39,20 @@ _DISPATCHER = "dispatcher"
 )
 @click.option("--json", "--json-output", "as_json", is_flag=True, help="Print each line as JSON.")
 def command(service: str, follow: bool, lines: int, as_json: bool) -> None:
-    """Show the log of this machine's server, or of its last one."""
+    """Show the log of this machine's server, running or last started, or of one of its services."""
     run_folder = run_folders().latest()
     alone = run_folders().of_service(service).latest()
     if alone is not None and (run_folder is None or not run_folder.log(service).exists()):
         run_folder = alone
     if run_folder is None:
-        raise CommandError(f"There was no session yet in {run_folders().root}, so there is no log.")
+        raise CommandError(
+            f"There is no log: no server has run with the session root {run_folders().root}."
+        )
     log = run_folder.log(service)
     if service in STANDALONE and not log.exists():
-        raise CommandError(f"{run_folder.id} started no {service}: its log is where that runs.")
+        raise CommandError(
+            f"{run_folder.id} started no {service}. Its log is on the machine where it runs."
+        )
     if service == _DISPATCHER and not log.exists():
         # A server without a broker is one process.
         log = run_folder.log()

@@ -17,39 +17,39 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _COMMANDS = {
-    "admin": "Make the password that opens the operator's part of the web page.",
-    "alerts": "Show what the server alerts its operator of, and test whether that arrives.",
-    "cache": "Show and delete models in the Hub's cache of this machine.",
-    "callbacks": "Show call-backs that wait or were given up, and make them again.",
+    "admin": "Make the operator's password for the web page.",
+    "alerts": "Show alerts, and test their delivery.",
+    "cache": "Show and delete models in this machine's Hub cache.",
+    "callbacks": "Show and retry undelivered webhooks and mails.",
     "deploy": "Load models before their first request.",
-    "doctor": "Check what this machine has for a server, and what it lacks.",
+    "doctor": "Check that this machine can run a server.",
     "env": "Show the Python version and packages that run blocks.",
-    "events": "Show what was deployed, evicted, made or scaled, by whom and when.",
-    "evict": "Remove a model, a replica of it, or all models from their devices.",
+    "events": "Show recent changes on the server, with author and time.",
+    "evict": "Remove a model, one of its replicas, or all models from their devices.",
     "export": "Print a deployment file of the models deployed now.",
-    "gc": "Delete results, responses and records whose time is over.",
-    "healthz": "Tell by the exit code whether this machine's server answers.",
+    "gc": "Delete expired results, responses and job records.",
+    "healthz": "Check the health of this machine's server and services.",
     "info": "Show the server of this machine and its configuration.",
-    "jobs": "List, cancel and download one's own jobs, with an API key.",
-    "keys": "Make, list and revoke API keys.",
+    "jobs": "List, cancel and download your jobs.",
+    "keys": "Create, list and revoke API keys.",
     "kill": "End a waiting or running request.",
     "local": "Serve one model to yourself, without queue or accounts.",
     "logs": "Show the server's log.",
-    "model": "Show a model's modules, as a trace names them, and facts about it.",
-    "probe": "Send a small trace to each model, as its users do, and check the value.",
+    "model": "Show a model's module tree and properties.",
+    "probe": "Send a small trace to each model, and check the value.",
     "queue": "Show running and waiting requests.",
     "restart": "Restart the server, a service, or the replicas of one model.",
     "runtime": "Install the nnsight generations that clients may use.",
     "scale": "Set the number of replicas of a model.",
     "simulate": "Replay a day of requests on a simulated cluster.",
     "start": "Serve any model to many users.",
-    "status": "Show machines, models and replicas.",
+    "status": "Show nodes, models and replicas.",
     "stop": "Stop the server.",
-    "tiers": "Say what keys may do.",
-    "trace": "Show what became of one job, step by step.",
-    "usage": "Show what users, models or days add up to.",
-    "users": "Show the users who have keys.",
-    "version": "Print the version, or with --all those of what it works with.",
+    "tiers": "Manage rate-limit tiers.",
+    "trace": "Show the steps of one job.",
+    "usage": "Show totals of jobs by user, model or day.",
+    "users": "Show the users of API keys.",
+    "version": "Print the version; with --all also the versions of dependencies.",
 }
 
 
@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
+        """See `click.Group`. The commands are listed without being imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
@@ -87,7 +87,7 @@ class LazyGroup(click.Group):
     "--env-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="File of variables, NAME=VALUE in each line; a variable of the environment comes before it.",
+    help="File of variables, one NAME=VALUE per line. Variables of the environment take precedence.",
 )
 def cli(env_file: Path | None) -> None:
     """Run nnsight traces next to the weights."""
@@ -112,7 +112,7 @@ def complete_models(
 
     with contextlib.suppress(NdifError, OSError, ValueError, KeyError, TypeError):
         server = connect(context.params.get("url"), context.params.get("token"))
-        found = {str(model["repo_id"]) for model in server.get("/admin/status")["models"]}
-        begun = incomplete.lower()
-        return [CompletionItem(name) for name in sorted(found) if name.lower().startswith(begun)]
+        names = {str(model["repo_id"]) for model in server.get("/admin/status")["models"]}
+        prefix = incomplete.lower()
+        return [CompletionItem(name) for name in sorted(names) if name.lower().startswith(prefix)]
     return []

@@ -1,4 +1,4 @@
-"""`ndif model`: the module tree of a model as nnsight sees it, and facts about the model."""
+"""`ndif model`: the module tree and properties of a model."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _FACTS = (
     ("vocabulary", "vocabulary"),
     ("context", "context_length"),
 )
-_UNKNOWN = "The tree of its modules is known once the model was measured or loaded."
+_UNKNOWN = "The module tree is unknown until the model is measured or loaded."
 
 
 @click.command("model")
 @click.argument("name", shell_complete=complete_models)
-@click.option("--revision", metavar="REVISION", help="Branch, tag or commit.")
+@click.option("--revision", metavar="REVISION", help="Branch, tag or commit of the repository.")
 @click.option(
     "--generation",
     metavar="GENERATION",
     help="nnsight generation whose paths are shown; default: the newest.",
 )
-@click.option("--trace", "as_trace", is_flag=True, help="Print a trace to paste, and nothing else.")
+@click.option("--trace", "as_trace", is_flag=True, help="Print only an example trace.")
 @with_server
 def command(
     server: ServerClient,
@@ -46,9 +46,9 @@ def command(
     generation: str | None,
     as_trace: bool,
 ) -> None:
-    """Show a model's modules by the paths that a trace has for them, and facts about it."""
+    """Show a model's module tree, with the paths of modules in a trace, and the model's properties."""
     given = {"revision": revision, "generation": generation}
-    query = urlencode({each: value for each, value in given.items() if value is not None})
+    query = urlencode({key: value for key, value in given.items() if value is not None})
     model = server.get(f"/models/{quote(name)}?{query}")
     if as_json:
         show_json(model)
@@ -63,9 +63,11 @@ def _trace(model: Mapping[str, Any], generation: str | None) -> str:
     snippets = model["snippets"]
     wanted = generation or next(iter(snippets), None)
     if wanted not in snippets:
-        known = f" There are some for {', '.join(snippets)}." if snippets else ""
-        of = f" for nnsight {generation}" if generation else ""
-        raise click.ClickException(f"There is no trace of {model['repo_id']}{of}.{known}")
+        hint = f" There are examples for nnsight {', '.join(snippets)}." if snippets else ""
+        suffix = f" for nnsight {generation}" if generation else ""
+        raise click.ClickException(
+            f"There is no example trace of {model['repo_id']}{suffix}.{hint}"
+        )
     return str(snippets[wanted])
 
 
@@ -88,18 +90,22 @@ def _facts(model: Mapping[str, Any]) -> Iterator[str]:
     if model["parameters"] is not None:
         size = f", {format_size(model['bytes'])} in {model['dtype']}" if model["bytes"] else ""
         yield f"{model['parameters']:,} parameters{size}"
-    known = [f"{name} {model[key]:,}" for name, key in _FACTS if model[key] is not None]
-    if known:
-        yield ", ".join(known)
+    sizes = [f"{name} {model[key]:,}" for name, key in _FACTS if model[key] is not None]
+    if sizes:
+        yield ", ".join(sizes)
     about = [f"licence {model['license']}"] if model["license"] else []
     about += ["gated"] if model["gated"] else []
     about += [model["card"]] if model["card"] else []
     if about:
         yield ", ".join(about)
     served = [
-        f"{each} ({model['runtimes'].get(each, 'NOT DEPLOYED')}"
-        + (f", loaded in {duration(model['load_s'][each])})" if each in model["load_s"] else ")")
-        for each in model["generations"]
+        f"{generation} ({model['runtimes'].get(generation, 'NOT DEPLOYED')}"
+        + (
+            f", loaded in {duration(model['load_s'][generation])})"
+            if generation in model["load_s"]
+            else ")"
+        )
+        for generation in model["generations"]
     ]
     yield f"nnsight {', '.join(served) or 'none'}"
 
@@ -120,7 +126,7 @@ def _tree(node: Mapping[str, Any], generation: str) -> Tree:
 
 
 def _label(node: Mapping[str, Any], generation: str) -> Text:
-    """Return a module's line: path, class, parameters. A `Text`, so that no name is parsed as markup."""
+    """Return a module's path, class and parameters, as a `Text` so that names are not parsed as markup."""
     from rich.text import Text
 
     path = node["paths"][generation]
@@ -131,8 +137,8 @@ def _label(node: Mapping[str, Any], generation: str) -> Text:
     if node["count"]:
         label.append(f"  {node['count']:,}", style="dim")
     own = [
-        f"{_printable(each['name'])} {'x'.join(map(str, each['shape'])) or 'scalar'}"
-        for each in node["parameters"]
+        f"{_printable(parameter['name'])} {'x'.join(map(str, parameter['shape'])) or 'scalar'}"
+        for parameter in node["parameters"]
     ]
     if own:
         label.append(f"  {', '.join(own)}", style="dim")
@@ -146,5 +152,5 @@ def _runs(indices: list[list[int]]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Escape a repository's text that could move a terminal's cursor or reverse its text."""
+    """Escape text of a repository that could move the terminal's cursor or reverse text."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, JSON for programs."""
+"""Output of commands: tables and sentences for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PIPE_WIDTH = 200
 
 
 def warn_of_unread_variables() -> None:
-    """Print a warning for each variable with the server's prefix that nothing reads."""
+    """Print a warning for each variable with the server's prefix that the server does not read."""
     from ndif.config.reference import unread
 
     for sentence in unread(os.environ):
@@ -55,26 +55,26 @@ def show_answer(answer: Any, as_json: bool, lines: Iterable[str]) -> None:
 
 
 def console() -> Console:
-    """Return the console for tables; in a pipe, it is wide enough not to fold lines."""
+    """Return the console for tables; in a pipe, make the console wide so that lines are not folded."""
     from rich.console import Console
 
-    found = Console(highlight=False)
-    if found.is_terminal:
-        return found
-    return Console(highlight=False, width=max(found.width, _PIPE_WIDTH))
+    output = Console(highlight=False)
+    if output.is_terminal:
+        return output
+    return Console(highlight=False, width=max(output.width, _PIPE_WIDTH))
 
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Iterable[object]]) -> Table:
-    """Return a table of text, which is not markup; cells are folded instead of cut."""
+    """Return a table; text is not parsed as markup, and long cells are folded."""
     from rich.markup import escape
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", show_header=any(headings))
+    grid = Table(title=title, title_justify="left", show_header=any(headings))
     for heading in headings:
-        made.add_column(heading, overflow="fold")
+        grid.add_column(heading, overflow="fold")
     for row in rows:
-        made.add_row(*(escape("-" if cell is None else str(cell)) for cell in row))
-    return made
+        grid.add_row(*(escape("-" if cell is None else str(cell)) for cell in row))
+    return grid
 
 
 def under(head: Sequence[object], rows: Iterable[Iterable[object]]) -> Iterator[tuple[object, ...]]:
@@ -94,14 +94,14 @@ def elapsed(moment: float | None) -> str:
 
 
 def variant_name(variant: str) -> str:
-    """Return the repo id and the nnsight generation that a variant's key names."""
+    """Return the repo id and the nnsight generation in a variant's key; or the key, if it is invalid."""
     from ndif.schema.model_key import Variant
 
     try:
-        found = Variant.parse(variant)
+        parsed = Variant.parse(variant)
     except ValueError:
         return variant
-    return f"{found.model.repo_id} (nnsight {found.generation})"
+    return f"{parsed.model.repo_id} (nnsight {parsed.generation})"
 
 
 def show(answer: T, as_json: bool, render: Callable[[T], RenderableType]) -> None:

@@ -1,4 +1,4 @@
-"""`ndif probe`: a real trace of every model, by the real client of every generation."""
+"""`ndif probe`: a trace to each model, sent by the nnsight client of each generation."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _FAILED_EXIT = 1
     "generations",
     multiple=True,
     metavar="GENERATION",
-    help="Probe with this nnsight, such as 0.8, alone; repeatable. Default: those that each model is "
-    "deployed for and that are installed here.",
+    help="Probe only with this nnsight generation, such as 0.8; repeatable. Default: the installed "
+    "generations for which the model is deployed.",
 )
 @click.option(
     "--timeout",
     type=DurationParam(0, is_open=True),
     default="2m",
     metavar="DURATION",
-    help="Longest that one probe may take, its client's start included.",
+    help="Maximum time of one probe, including the start of its client.",
 )
 @as_user
 def command(
@@ -54,17 +54,17 @@ def command(
     generations: tuple[str, ...],
     timeout: float,
 ) -> None:
-    """Send a small trace to each deployed model, as its users do, and check the value that comes back.
+    """Send a small trace to each deployed model, as a client does, and check the returned value.
 
-    MODEL is a repository, or one with its revision behind an @. Without it, all models are probed that are
-    dedicated, or that an operator deployed and that serve now. One probe runs at a time. If one fails, the
-    exit code is 1. Without an API key, the operator's token counts.
+    MODEL is a repository, optionally followed by @ and a revision. By default, the command probes dedicated
+    models, and models that an operator deployed and that serve now. Probes run one after the other. The
+    exit code is 1 if a probe fails. Without an API key, the operator's token is used.
     """
     from ndif.host.runtimes import Runtimes, how_to_add
     from ndif.schema.client_status import ServerStatus
 
     runtimes = Runtimes(options().runtimes).installed()
-    if missing := [each for each in generations if each not in runtimes]:
+    if missing := [generation for generation in generations if generation not in runtimes]:
         raise CommandError(
             f"nnsight {missing[0]} is not installed here; {', '.join(runtimes) or 'none'} is. "
             f"{how_to_add(missing[0])}"
@@ -78,12 +78,12 @@ def command(
     with TemporaryDirectory(prefix="ndif-probe-", ignore_cleanup_errors=True) as cache:
         for model in chosen:
             for generation in generations or _generations_of(model, runtimes):
-                found = _probe(
+                result = _probe(
                     server, model, runtimes[generation], Path(cache), first, timeout_s=timeout
                 )
-                results.append(found)
+                results.append(result)
     if as_json:
-        show_json({"probes": [_described(*each) for each in results]})
+        show_json({"probes": [_described(*result) for result in results]})
     elif results:
         console().print(
             table(
@@ -91,7 +91,7 @@ def command(
             )
         )
     else:
-        click.echo("No model is deployed that could be probed.")
+        click.echo("No deployed model can be probed.")
     if any(outcome.failed for _, outcome in results):
         sys.exit(_FAILED_EXIT)
 
@@ -99,21 +99,21 @@ def command(
 def _chosen(
     deployments: Mapping[str, ModelStatus], names: tuple[str, ...]
 ) -> Iterator[ModelStatus]:
-    """Yield the models with these names, or all deployed ones if there are no names."""
+    """Yield the models with these names; without names, the models that are probed by default."""
     if not names:
-        yield from (each for each in deployments.values() if _is_deployed(each))
+        yield from (model for model in deployments.values() if _is_deployed(model))
         return
     for name in names:
         repo_id, _, revision = name.partition("@")
-        found = [
+        matches = [
             model
             for model in deployments.values()
             if model.repo_id.lower() == repo_id.lower()
             and (not revision or model.revision == revision)
         ]
-        if not found:
+        if not matches:
             raise NotFoundError(f"The server has no model {name!r} deployed.")
-        yield from found
+        yield from matches
 
 
 def _is_deployed(model: ModelStatus) -> bool:
@@ -123,8 +123,7 @@ def _is_deployed(model: ModelStatus) -> bool:
 
 
 def _generations_of(model: ModelStatus, runtimes: Mapping[str, Runtime]) -> Iterator[str]:
-    """Yield the installed generations in which a model has a state, or else the first installed one."""
-    deployed = [each for each in runtimes if each in model.runtimes]
+    deployed = [generation for generation in runtimes if generation in model.runtimes]
     yield from deployed or [*runtimes][:1]
 
 
@@ -146,7 +145,7 @@ def _probe(
     target = Target(model.repo_id, model.revision, model.task, generation)
     if model.trust_remote_code:
         return target, ProbeOutcome(
-            ProbeKind.UNSUPPORTED, "Its client would run the repository's own code."
+            ProbeKind.UNSUPPORTED, "The probe's client would run the repository's own code."
         )
     if model.runtimes.get(generation, model.state) is ReplicaState.DEPLOYING:
         return target, ProbeOutcome(ProbeKind.LOADING, "The model is being loaded.")

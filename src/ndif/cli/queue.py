@@ -1,4 +1,4 @@
-"""`ndif queue`: running and waiting requests, model by model."""
+"""`ndif queue`: running and waiting requests by model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 @click.command("queue")
 @click.option(
-    "--watch", type=DurationParam(0.2), metavar="DURATION", help="Repeat so often, such as 2s."
+    "--watch",
+    type=DurationParam(0.2),
+    metavar="DURATION",
+    help="Refresh at this interval, such as 2s.",
 )
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
-    """Show running and waiting requests."""
+    """Show running and waiting requests by model."""
     refresh(lambda: server.get("/admin/queue"), as_json, _rendered, watch)
 
 
@@ -33,31 +36,31 @@ def _rendered(answer: Any) -> RenderableType:
     from ndif.schema.job_state import Queues
 
     queues = read(Queues, answer)
-    running = [each for model in queues.models for each in model.running]
-    waiting = [each.request_id for model in queues.models for each in model.waiting]
-    length = unique_length([*(each.request_id for each in running), *waiting])
-    of_replica = unique_length(each.replica_id for each in running)
+    running = [request for model in queues.models for request in model.running]
+    waiting = [request.request_id for model in queues.models for request in model.waiting]
+    length = unique_length([*(request.request_id for request in running), *waiting])
+    replica_length = unique_length(request.replica_id for request in running)
     rows: list[tuple[object, ...]] = []
     for model in queues.models:
         requests: list[tuple[object, ...]] = [
             (
-                *_whose(each, length),
+                *_id_and_user(request, length),
                 "running",
-                elapsed(each.since),
+                elapsed(request.since),
                 "",
-                each.replica_id[:of_replica],
+                request.replica_id[:replica_length],
             )
-            for each in model.running
+            for request in model.running
         ]
-        for each in model.waiting:
-            times = elapsed(each.received), duration(each.expected_start_s)
-            requests.append((*_whose(each, length), each.position, *times, ""))
+        for request in model.waiting:
+            times = elapsed(request.received), duration(request.expected_start_s)
+            requests.append((*_id_and_user(request, length), request.position, *times, ""))
         rows += under((model.repo_id, model.generation), requests)
     if not rows:
         return Text("No request is running or waiting.")
-    of_request = ("request", "user", "position", "for", "starts in", "replica")
-    return table("Requests", ("model", "nnsight", *of_request), rows)
+    headings = ("request", "user", "position", "for", "starts in", "replica")
+    return table("Requests", ("model", "nnsight", *headings), rows)
 
 
-def _whose(request: RunningRequest | WaitingRequest, length: int) -> tuple[str, str]:
+def _id_and_user(request: RunningRequest | WaitingRequest, length: int) -> tuple[str, str]:
     return request.request_id[:length], request.user

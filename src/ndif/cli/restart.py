@@ -1,4 +1,4 @@
-"""`ndif restart`: restart the server, one of its services, or the replicas of one model."""
+"""`ndif restart`: restart the server, a service, or the replicas of one model."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from ndif.launch.services import COMPONENTS, STANDALONE
 from ndif.launch.waiting import waiting_for
 
 _RESTART_S = 90.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 @click.command("restart")
-@click.argument("what", required=False, metavar="[SERVICE|MODEL]", shell_complete=complete_models)
+@click.argument("target", required=False, metavar="[SERVICE|MODEL]", shell_complete=complete_models)
 @click.option(
     "--generation",
     metavar="0.7",
@@ -49,49 +49,49 @@ _LOOK_S = 0.1
 @token_option
 @json_option
 def command(
-    what: str | None, generation: str | None, url: str | None, token: str | None, as_json: bool
+    target: str | None, generation: str | None, url: str | None, token: str | None, as_json: bool
 ) -> None:
-    """Restart a service, the replicas of MODEL, or without an argument the server.
+    """Restart a service, the replicas of MODEL, or, without an argument, the server.
 
-    SERVICE is api, dispatcher, broker, object-store or ray. It starts again in place, with its data, and
-    the others go on. The whole server starts again detached from the terminal, with the options and the
-    environment of its first start and the models that are deployed now.
+    SERVICE is api, dispatcher, broker, object-store or ray. A service restarts in place and keeps its data;
+    the other services keep running. A server restarts detached from the terminal. It keeps the options and
+    the environment of its first start, and deploys the models that are deployed now.
     """
-    if generation is not None and what in (None, "all", *LOG_NAMES):
-        raise click.UsageError("--generation is for the replicas of a MODEL.")
-    if what in LOG_NAMES:
-        _restart_service(what, url, token, as_json)
-    elif what in (None, "all"):
+    if generation is not None and target in (None, "all", *LOG_NAMES):
+        raise click.UsageError("--generation needs a MODEL.")
+    if target in LOG_NAMES:
+        _restart_service(target, url, token, as_json)
+    elif target in (None, "all"):
         _restart_server(connect(url, token), as_json)
     else:
-        _restart_model(connect(url, token), what, generation, as_json)
+        _restart_model(connect(url, token), target, generation, as_json)
 
 
 def _restart_model(server: ServerClient, model: str, generation: str | None, as_json: bool) -> None:
     from ndif.control.answers import Restarted
 
     body = {"model": model, "generation": generation}
-    told = server.post("/admin/restart", body, what="replicas to be replaced")
-    answer = read(Restarted, told)
-    length = unique_length(each.replica_id for each in answer.restarted)
+    content = server.post("/admin/restart", body, awaited="replicas to be replaced")
+    answer = read(Restarted, content)
+    length = unique_length(replica.replica_id for replica in answer.restarted)
     show_answer(
         answer,
         as_json,
         (
-            f"{variant_name(each.model_key)}: replica {each.replica_id[:length]} restarts."
-            for each in answer.restarted
+            f"{variant_name(replica.model_key)}: replica {replica.replica_id[:length]} restarts."
+            for replica in answer.restarted
         ),
     )
 
 
 def _restart_service(name: str, url: str | None, token: str | None, as_json: bool) -> None:
-    """Stop the processes of a service one after the other; their supervisor starts each again."""
+    """Stop the processes of a service one after the other; the supervisor restarts each."""
     from ndif.launch.services.plan import service_status
     from ndif.launch.services.processes import processes_of
     from ndif.server.process_config import came_up
 
     if url is not None:
-        raise RefusedCommandError("A service can be restarted on its own machine only.")
+        raise RefusedCommandError("A service can only be restarted on its own machine.")
     folders = run_folders()
     alone = folders.of_service(name).running() if name in STANDALONE else None
     running = alone or folders.running()
@@ -108,7 +108,7 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
         is_here = record.node_type == "head"
     if not is_here:
         raise CommandError(
-            f"{run_folder.id} started no {name}: restart it where it runs, as it was started."
+            f"{run_folder.id} started no {name}. Restart the {name} on the machine where it runs."
         )
 
     def processes() -> list[int]:
@@ -120,9 +120,9 @@ def _restart_service(name: str, url: str | None, token: str | None, as_json: boo
         return came_up(run_folder.service_data("processes"), process, since)
 
     log = run_folder.log(name)
-    # If there is none, the last has just ended, and its supervisor is about to start another.
-    found: list[int | None] = [*processes()]
-    for process in found or [None]:
+    # If there is no process, the last one has just ended, and the supervisor is about to start another.
+    pids: list[int | None] = [*processes()]
+    for process in pids or [None]:
         _restart_process(name, process, processes, is_up, log)
     if as_json:
         show_json({"restarted": name, "processes": processes()})
@@ -137,7 +137,7 @@ def _restart_process(
     is_up: Callable[[int, float], bool],
     log: Path,
 ) -> None:
-    """Stop `process`, and return once its successor is up; raise if that ends or is not up in time."""
+    """Stop `process` and return once its successor is up; raise if the successor ends or is late."""
     began = time.time()
     before = {*processes(), process}
     try:
@@ -148,26 +148,26 @@ def _restart_process(
     except ProcessLookupError:
         pass
     started: set[int] = set()
-    ends = f"process {process} of the {name} to end, and another" if process else f"the {name}"
-    with waiting_for(f"{ends} to be up"):
+    awaited = f"process {process} of the {name} to end, and another" if process else f"the {name}"
+    with waiting_for(f"{awaited} to start"):
         while time.time() < began + _RESTART_S:
-            there = {*processes()}
-            if process not in there and any(is_up(each, began) for each in there - before):
+            current = {*processes()}
+            if process not in current and any(is_up(pid, began) for pid in current - before):
                 return
-            if started - there:
+            if started - current:
                 raise CommandError(
                     "\n".join(
                         [
-                            f"The {name} started again and ended before it was up. It is started again and "
-                            f"again until it is. Its log is {log}, which ends with:",
+                            f"The {name} restarted, but ended before it was ready. Its supervisor keeps "
+                            f"restarting it. The log {log} ends with:",
                             *log_end(log),
                         ]
                     )
                 )
-            started |= there - before
-            time.sleep(_LOOK_S)
+            started |= current - before
+            time.sleep(_POLL_S)
     raise CommandError(
-        f"The {name} is not up after {format_duration(_RESTART_S)}; its log, {log}, may say why."
+        f"The {name} is not ready after {format_duration(_RESTART_S)}; its log is {log}."
     )
 
 
@@ -175,16 +175,16 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
     running = run_folders().running()
     if not server.is_local or running is None:
         raise RefusedCommandError(
-            "A server can be restarted on its own machine only; from here, `ndif restart MODEL` restarts "
-            "the replicas of a model."
+            "A server can only be restarted on its own machine. `ndif restart MODEL` restarts the replicas "
+            "of a model from here."
         )
     run_folder, record = running
-    # Read while the server lives: this command's own environment may differ.
+    # Read while the server runs: this command's own environment may differ.
     environment = _environment(record.pid)
-    _warn_of_others(environment)
+    _warn_of_unused_variables(environment)
     arguments = _arguments(server, run_folder, record)
     stop.end(server)
-    done = subprocess.run(  # noqa: S603 - this interpreter, with the arguments of the first start
+    completed = subprocess.run(  # noqa: S603 - this interpreter, with the arguments of the first start
         [
             *(sys.executable, "-m", "ndif", "start", "--detach", *arguments),
             *(["--json"] if as_json else []),
@@ -192,12 +192,12 @@ def _restart_server(server: ServerClient, as_json: bool) -> None:
         env=environment,
         check=False,
     )
-    if done.returncode != 0:
-        raise CommandError("The server stopped, and did not start again.")
+    if completed.returncode != 0:
+        raise CommandError("The server stopped, but did not restart.")
 
 
 def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -> list[str]:
-    """Return the arguments of the first start, with the models deployed now if the server can name them."""
+    """Return the arguments of the first start, with the models deployed now if the server lists them."""
     from ndif.schema.deployment_file import DeploymentFileError, read_file
 
     try:
@@ -210,7 +210,8 @@ def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -
         read_file(file)
     except DeploymentFileError as error:
         raise CommandError(
-            f"What is deployed now could not be deployed again, so the server goes on as it is:\n{error}"
+            "The server is not restarted, because the models that are deployed now could not be deployed "
+            f"again:\n{error}"
         ) from error
     component = [word for word in record.arguments[:1] if word in COMPONENTS]
     address = ["--host", record.host, "--port", str(record.port)]
@@ -218,8 +219,8 @@ def _arguments(server: ServerClient, run_folder: RunFolder, record: RunRecord) -
     return [*component, *address, *insecure, "--deployment-config", str(file)]
 
 
-def _warn_of_others(environment: Mapping[str, str]) -> None:
-    """Name the settings of this command's environment that the server will not use."""
+def _warn_of_unused_variables(environment: Mapping[str, str]) -> None:
+    """Print the variables of this command's environment that the restarted server will not use."""
     from ndif.config.reference import name_of
     from ndif.config.settings import Settings
 
@@ -227,8 +228,8 @@ def _warn_of_others(environment: Mapping[str, str]) -> None:
     others = [n for n in names if n in os.environ and os.environ[n] != environment.get(n)]
     if others:
         click.echo(
-            f"The server keeps the environment of its start. Other values here are not used: "
-            f"{', '.join(others)}. `ndif stop` and `ndif start` use them.",
+            f"The server keeps the environment of its first start and ignores the values here of "
+            f"{', '.join(others)}. To use them, run `ndif stop` and `ndif start`.",
             err=True,
         )
 

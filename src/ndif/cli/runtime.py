@@ -1,4 +1,4 @@
-"""`ndif runtime`: the nnsight generations that the server can serve."""
+"""`ndif runtime`: the nnsight generations that the server serves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _errors_as_sentences() -> Iterator[None]:
 @command.command("list")
 @json_option
 def list_runtimes(as_json: bool) -> None:
-    """Show which nnsight generations are installed and which could be."""
+    """Show installed and available nnsight generations."""
     from ndif.host.runtimes import SUPPORTED
 
     installed = _runtimes().installed()
@@ -56,7 +56,7 @@ def list_runtimes(as_json: bool) -> None:
     table.add_column("where", overflow="fold")
     for row in rows:
         if row["install"]:
-            where, style = f"not installed; to install it: {row['install']}", "dim"
+            where, style = f"not installed; to install: {row['install']}", "dim"
         else:
             where, style = escape(row["path"][0]) if row["path"] else "installed with ndif", ""
         table.add_row(row["generation"], row["version"] or "-", where, style=style)

@@ -15,7 +15,7 @@ from ndif.cli.server_client import ServerClient, with_server
 @click.option(
     "--generation",
     metavar="0.8",
-    help="nnsight generation of the replicas; default: the one that is deployed.",
+    help="nnsight generation of the replicas; default: the deployed generation.",
 )
 @with_server
 def command(
@@ -23,6 +23,6 @@ def command(
 ) -> None:
     """Set the number of REPLICAS of MODEL, a repo id or a model key."""
     body = {"model": model, "replicas": replicas, "generation": generation}
-    what = f"{model} to be measured and placed"
-    answer = post_with_progress(server, "/admin/scale", body, quiet=as_json, what=what)
+    awaited = f"{model} to be measured and placed"
+    answer = post_with_progress(server, "/admin/scale", body, quiet=as_json, awaited=awaited)
     report(answer, as_json, state="is to have")

@@ -31,23 +31,23 @@ class CommandError(NdifError, click.ClickException):
 
 
 class NoServerError(CommandError):
-    """No server runs, or none answers."""
+    """No server runs, or the server does not answer."""
 
     exit_code = 3
 
 
 class NoServerHereError(NoServerError):
-    """No server runs on this machine, and the options name none elsewhere."""
+    """No server runs on this machine, and the options name no other."""
 
 
 class NotFoundError(CommandError):
-    """The server has no model, replica or request of that name."""
+    """The server has no model, replica or request with the given name."""
 
     exit_code = 4
 
 
 class RefusedCommandError(CommandError):
-    """The server refuses: the token is missing or wrong, or the request is invalid."""
+    """The server refused: the token is missing or wrong, or the request is invalid."""
 
     exit_code = 5
 
@@ -64,14 +64,14 @@ class ServerClient:
         admin_url: str | None = None,
         key: str | None = None,
     ) -> None:
-        """Reach the server at `url` as its operator with a token, or as the user of an API key.
+        """Act as the operator with `token`, or as a user with the API key `key`.
 
-        `admin_url` is the address of the operator's routes, if they have their own.
+        `admin_url` is the address of the operator's routes, if it differs from `url`.
         """
         self.url = url
         self._admin_url = admin_url or url
         self.is_local = is_local
-        """True for the server of this machine's current session."""
+        """True if the server runs on this machine, in the current session."""
         self._token = token
         self._key = key
 
@@ -90,15 +90,15 @@ class ServerClient:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers that identify and authenticate the caller."""
-        named = {"User-Agent": f"{COMMAND_LINE}/{__version__}"}
+        """Return the headers that identify and authenticate this client."""
+        headers = {"User-Agent": f"{COMMAND_LINE}/{__version__}"}
         if self._key is not None:
-            return {**named, "ndif-api-key": self._key}
-        return {**named, "Authorization": f"Bearer {self._token}"} if self._token else named
+            return {**headers, "ndif-api-key": self._key}
+        return {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
 
     @property
     def job_key(self) -> str:
-        """Return the API key of jobs: the user's, or the operator's for probes; empty for neither."""
+        """Return the API key for jobs: the user's, or the operator's key for probes; or ""."""
         from ndif.stores.accounts import probe_key_of
 
         if self._key is not None:
@@ -114,13 +114,14 @@ class ServerClient:
         path: str,
         body: Mapping[str, Any],
         timeout_s: float | None = _TIMEOUT_S,
-        what: str | None = None,
+        awaited: str | None = None,
     ) -> Any:
         """Return the answer of a route to `body`, like `get`; a timeout of None waits without limit.
 
-        If the answer takes long, print that the command waits for `what`, or nothing if it is empty.
+        If the answer takes long, print that the command waits for `awaited`; if `awaited` is "", print
+        nothing.
         """
-        return self._request("POST", path, body, timeout_s, what)
+        return self._request("POST", path, body, timeout_s, awaited)
 
     def _request(
         self,
@@ -128,9 +129,9 @@ class ServerClient:
         path: str,
         body: Mapping[str, Any] | None,
         timeout_s: float | None,
-        what: str | None = None,
+        awaited: str | None = None,
     ) -> Any:
-        with waiting_for(f"the answer of {self.url}{path}" if what is None else what):
+        with waiting_for(f"the answer of {self.url}{path}" if awaited is None else awaited):
             return self._exchange(method, path, body, timeout_s)
 
     def _exchange(
@@ -145,14 +146,14 @@ class ServerClient:
                 json=body,
                 headers=self.headers,
                 timeout=httpx.Timeout(timeout_s, connect=_TIMEOUT_S),
-                # A proxy would not reach this machine's own server.
+                # A proxy could not reach this machine's own server.
                 trust_env=not self.is_local,
-                # Loading the certificates takes longer than a request, so skip it without TLS.
+                # Loading certificates takes longer than a request, so skip that without TLS.
                 verify=self.url.startswith("https:"),
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = str(error) or type(error).__name__
-            raise NoServerError(f"The server at {self.url} does not answer: {why}.") from error
+            reason = str(error) or type(error).__name__
+            raise NoServerError(f"The server at {self.url} does not answer: {reason}.") from error
         try:
             content = answer.json()
         except ValueError:
@@ -162,7 +163,7 @@ class ServerClient:
         detail = content.get("detail") if isinstance(content, dict) else None
         if not isinstance(detail, str):
             raise NoServerError(
-                f"What answers at {self.url} is no ndif server (HTTP {answer.status_code})."
+                f"The server at {self.url} is not an ndif server (HTTP {answer.status_code})."
             )
         if answer.is_server_error:
             raise CommandError(detail)
@@ -172,7 +173,7 @@ class ServerClient:
 
 
 def read(kind: type[T], content: Any) -> T:
-    """Return the JSON of an answer as a `kind`; raise a CommandError if it has another form."""
+    """Return an answer's JSON as a `kind`; raise a CommandError if the JSON has another form."""
     from pydantic import ValidationError
 
     from ndif.schema.answer import from_plain
@@ -181,13 +182,13 @@ def read(kind: type[T], content: Any) -> T:
         return from_plain(kind, content)
     except ValidationError as error:
         raise CommandError(
-            f"The server's answer cannot be read, perhaps because this command is of another version "
+            f"The server's answer cannot be read. The server may have another version than this command "
             f"({__version__}): {problems(error)[0].sentence}"
         ) from error
 
 
 def connect(url: str | None, token: str | None) -> ServerClient:
-    """Return the server that the options name, or else that of the current session."""
+    """Return the server that the options name, or else the server of the current session."""
     from ndif.net import local_url
 
     if token is not None and token.startswith("@"):
@@ -224,21 +225,23 @@ def run_folders() -> RunFolders:
 
 
 def no_server() -> NoServerHereError:
-    """Return the error for a command that needs a server where none runs."""
+    """Return the error for a command that needs a server while none runs on this machine."""
     return NoServerHereError(
-        f"No server is running here (looked in {run_folders().root}). Start one with `ndif start`, or "
-        "name one elsewhere with --url and --token."
+        f"No server is running here (session root {run_folders().root}). Start one with `ndif start`, or "
+        "name another with --url and --token."
     )
 
 
 url_option = click.option(
     "--url",
     metavar="URL",
-    help="Address of a server elsewhere, with the port of NDIF_ADMIN_PORT if it has that; default: the "
-    "server of this machine.",
+    help="Address of the server, with the port of NDIF_ADMIN_PORT if that is set; default: this machine's "
+    "server.",
 )
 token_option = click.option(
-    "--token", metavar="TOKEN", help="Token of that server, or @FILE to read it from a file."
+    "--token",
+    metavar="TOKEN",
+    help="Operator's token of the server, or @FILE to read it from a file.",
 )
 json_option = click.option("--json", "--json-output", "as_json", is_flag=True, help="Print JSON.")
 

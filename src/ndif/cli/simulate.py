@@ -1,4 +1,4 @@
-"""`ndif simulate`: replay requests through the server's queue and placement in virtual time."""
+"""`ndif simulate`: replay requests through the server's queue and placement in simulated time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--seed", type=int, default=0, help="Seed of the random numbers.")
 @json_option
 @click.option(
-    "--top", type=click.IntRange(1), default=20, help="Maximum rows of each table; JSON has all."
+    "--top",
+    type=click.IntRange(1),
+    default=20,
+    help="Maximum number of rows per table; JSON contains all.",
 )
 @click.option(
     "--generate",
     is_flag=True,
-    help="Write a plausible TRACE.jsonl instead, and the cluster file if it does not exist.",
+    help="Generate TRACE.jsonl instead, and the cluster file if it does not exist.",
 )
 @click.option(
     "--requests",
@@ -55,7 +58,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--hours",
     type=click.FloatRange(0, 24 * 366, min_open=True),
     default=24.0,
-    help="With --generate: hours that the requests span.",
+    help="With --generate: time span of the requests, in hours.",
 )
 def command(
     generate: bool,
@@ -68,8 +71,8 @@ def command(
 ) -> None:
     """Replay the requests of TRACE.jsonl on a simulated cluster.
 
-    The requests pass the same queue, placement, eviction and scaling as in a server; the cluster file says
-    how long replicas take. The same trace, cluster and seed give the same report.
+    The simulation uses the server's queue, placement, eviction and scaling. The cluster file sets the times
+    that replicas take. The same trace, cluster and seed give the same report.
     """
     if generate:
         _generate(trace, cluster_file, seed, **shape)
@@ -115,7 +118,7 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
     world, requests = read_file(cluster_file), read_trace(trace)
     errors, ours = Console(stderr=True), logging.getLogger("ndif")
     began, level = time.monotonic(), ours.level
-    # The report contains everything a server would log, such as thousands of refusals.
+    # The report contains everything that a server would log, such as thousands of refusals.
     ours.setLevel(logging.CRITICAL)
     try:
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
@@ -123,13 +126,13 @@ def _simulate(trace: Path, cluster_file: Path, seed: int, as_json: bool, top: in
             journal = run(world, requests, seed, lambda count: bar.update(task, completed=count))
     finally:
         ours.setLevel(level)
-    found = report(world, journal, seed)
+    result = report(world, journal, seed)
     took = time.monotonic() - began
     if as_json:
-        show_json(found)
+        show_json(result)
     else:
-        show(found, console(), top)
+        show(result, console(), top)
     errors.print(
-        f"Simulated {format_duration(found['trace']['ended_s'])} in {format_duration(took)}.",
+        f"Simulated {format_duration(result['trace']['ended_s'])} in {format_duration(took)}.",
         highlight=False,
     )

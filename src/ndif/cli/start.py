@@ -1,4 +1,4 @@
-"""`ndif start`: a server of many models and many users, a service of it, or a node for it."""
+"""`ndif start`: a server for many models and users, one of its services, or one of its nodes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ndif.launch.services import COMPONENTS, Role
     "deployment_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="YAML or JSON file of models to deploy at the start, with their settings.",
+    help="YAML or JSON file of models to deploy at the start, and their settings.",
 )
 @click.option(
     "--insecure",
     is_flag=True,
-    help="With NDIF_DEV_MODE=true: let other machines in, although nobody needs an API key.",
+    help="With NDIF_DEV_MODE=true: accept other machines, although no API key is required.",
 )
-@click.option("--detach", is_flag=True, help="Serve detached from the terminal until `ndif stop`.")
+@click.option("--detach", is_flag=True, help="Run detached from the terminal until `ndif stop`.")
 @click.option("--json", "--json-output", "as_json", is_flag=True, help="With --detach: print JSON.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the log as well.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the log.")
 def command(  # noqa: PLR0913 - each is an option of the command
     words: tuple[str, ...],
     worker: bool,
@@ -46,28 +46,26 @@ def command(  # noqa: PLR0913 - each is an option of the command
     """Serve any model to many users; untrusted code runs confined.
 
     Each CHECKPOINT is deployed at the start and never evicted: a Hugging Face repo id, a model key, or
-    ORG/NAME=FOLDER. Other models are loaded at their first request, or by `ndif deploy`.
+    ORG/NAME=FOLDER. Other models are loaded by their first request, or by `ndif deploy`.
 
     \b
-    The first argument may name what to start:
-      all           the server and its services (the default)
-      api           the server alone
-      broker        the broker of NDIF_BROKER_URL alone
-      object-store  the object store of NDIF_OBJECT_STORE_URL alone
-      ray           the head of the Ray cluster of NDIF_RAY_ADDRESS alone
+    The first argument may name one part to start:
+      all           the server and its services (default).
+      api           only the server.
+      broker        only the broker of NDIF_BROKER_URL.
+      object-store  only the object store of NDIF_OBJECT_STORE_URL.
+      ray           only the head of the Ray cluster of NDIF_RAY_ADDRESS.
 
-    With `all`, a service starts if its variable gives an address of this machine at which nothing answers.
+    With `all`, a service starts if its variable is an address of this machine at which no service answers.
     """  # noqa: D301 - click reads the character
     if as_json and not detach:
-        raise click.UsageError(
-            "--json needs --detach: in the foreground nothing is printed for programs."
-        )
+        raise click.UsageError("--json needs --detach: a server in the foreground prints no JSON.")
 
     role, checkpoints = _role(words, worker)
     alone = role not in ("all", "api")
     if alone and (checkpoints or deployment_file or port):
         raise click.UsageError(
-            f"Models and ports belong to a server, and {'--worker' if worker else words[0]} starts none."
+            f"{'--worker' if worker else words[0]} starts no server, so it takes no models and no port."
         )
 
     from ndif.launch.preflight import ServerOptions
@@ -79,9 +77,9 @@ def command(  # noqa: PLR0913 - each is an option of the command
 
 
 def _role(words: tuple[str, ...], worker: bool) -> tuple[Role, tuple[str, ...]]:
-    component = next((each for each in COMPONENTS if words[:1] == (each,)), None)
+    component = next((name for name in COMPONENTS if words[:1] == (name,)), None)
     if worker and component is not None:
-        raise click.UsageError(f"--worker and {component} exclude each other.")
+        raise click.UsageError(f"--worker and {component} cannot be combined.")
     if worker:
         return "worker", words
     return (component, words[1:]) if component is not None else ("all", words)

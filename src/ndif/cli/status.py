@@ -1,4 +1,4 @@
-"""`ndif status`: machines, models, replicas and the schedule."""
+"""`ndif status`: nodes, models, replicas and the schedule."""
 
 from __future__ import annotations
 
@@ -34,11 +34,14 @@ _NOT_DEPLOYED = "NOT DEPLOYED"
 
 @click.command("status")
 @click.option(
-    "--watch", type=DurationParam(0.2), metavar="DURATION", help="Repeat so often, such as 2s."
+    "--watch",
+    type=DurationParam(0.2),
+    metavar="DURATION",
+    help="Refresh at this interval, such as 2s.",
 )
 @with_server
 def command(server: ServerClient, as_json: bool, watch: float | None) -> None:
-    """Show machines, models and replicas."""
+    """Show nodes, models, replicas and the schedule."""
     refresh(lambda: server.get("/admin/status"), as_json, _rendered, watch)
 
 
@@ -50,7 +53,7 @@ def _rendered(answer: Any) -> RenderableType:
 
     server = read(ServerState, answer)
     parts: list[RenderableType] = [
-        table("Machines", ("machine", "device", "memory", "free"), _machines(server))
+        table("Nodes", ("node", "device", "memory", "free"), _nodes(server))
     ]
     parts.append(_models(server) if server.models else Text("No model is deployed."))
     parts += [Text(line, style="yellow") for line in server.problems]
@@ -62,16 +65,16 @@ def _rendered(answer: Any) -> RenderableType:
 def _failed_probes(server: ServerState) -> Iterator[str]:
     for model in server.models:
         if (probe := model.probe) and probe.up is False:
-            of = f"{_name(model)} by nnsight {model.generation}"
-            why = probe.outcome.value + (f": {probe.reason}" if probe.reason else "")
-            yield f"The last probe of {of}: {why}"
+            label = f"{_name(model)} by nnsight {model.generation}"
+            outcome = probe.outcome.value + (f": {probe.reason}" if probe.reason else "")
+            yield f"The last probe of {label}: {outcome}"
 
 
 def _name(model: ModelState) -> str:
     return f"{model.repo_id} ({model.revision})" if model.revision else model.repo_id
 
 
-def _machines(server: ServerState) -> Iterator[tuple[object, ...]]:
+def _nodes(server: ServerState) -> Iterator[tuple[object, ...]]:
     for node in server.nodes:
         gpus = ((_device(n, gpu), gpu) for n, gpu in enumerate(node.gpus))
         devices = [*gpus, ("CPU", node.cpu)]
@@ -85,14 +88,13 @@ def _machines(server: ServerState) -> Iterator[tuple[object, ...]]:
 
 
 def _device(index: int, gpu: GpuState) -> str:
-    """Name a GPU by its index and the first characters of its UUID."""
     name = f"GPU {index} ({gpu.uuid[:12]})" if gpu.uuid else f"GPU {index}"
     return f"{name}, withdrawn" if gpu.withdrawn else name
 
 
 def _models(server: ServerState) -> RenderableType:
     names = {node.id: node.name for node in server.nodes}
-    ids = (each.replica_id for model in server.models for each in model.replicas)
+    ids = (replica.replica_id for model in server.models for replica in model.replicas)
     length = unique_length(ids)
     rows: list[tuple[object, ...]] = []
     for model in server.models:
@@ -107,13 +109,13 @@ def _models(server: ServerState) -> RenderableType:
         )
         replicas = [_replica(replica, names, length) for replica in model.replicas]
         rows += under(head, replicas or [("none", "", "", "")])
-    of_model = ("model", "nnsight", "state", "waiting", "size")
-    return table("Models", (*of_model, "replica", "replica's state", "age", "where"), rows)
+    headings = ("model", "nnsight", "state", "waiting", "size")
+    return table("Models", (*headings, "replica", "replica state", "age", "location"), rows)
 
 
 def _not_deployed(model: ModelState, windows: Iterable[BookedWindow]) -> str:
     """Return the state of a model without a processor, and when a booking loads it."""
-    starts = [each.start for each in windows if each.model == model.repo_id]
+    starts = [window.start for window in windows if window.model == model.repo_id]
     if not starts:
         return _NOT_DEPLOYED
     start = datetime.fromisoformat(min(starts))

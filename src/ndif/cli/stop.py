@@ -1,4 +1,4 @@
-"""`ndif stop`: stop the server and its services, and on request services that were started alone."""
+"""`ndif stop`: stop the server and its services, and with --services also services started alone."""
 
 from __future__ import annotations
 
@@ -42,23 +42,24 @@ _ASK_TIMEOUT_S = 5.0
 @click.option(
     "--url",
     metavar="URL",
-    help="Address of a server elsewhere; default: what runs on this machine.",
+    help="Address of another server; default: the server of this machine.",
 )
 @click.option(
     "--services",
     "with_services",
     is_flag=True,
-    help="Then stop the services that were started alone on this machine, a broker with its queue.",
+    help="Then also stop the services that were started alone on this machine, such as a broker with "
+    "its queue.",
 )
 @token_option
 @json_option
 def command(
     url: str | None, token: str | None, as_json: bool, timeout: float, with_services: bool
 ) -> None:
-    """Stop the server with its model processes and the services that were started with it."""
+    """Stop the server, its model processes, and the services that were started with it."""
     if with_services and url is not None:
         raise click.UsageError(
-            "--services stops services of this machine; --url is another's server."
+            "--services stops services of this machine, so it cannot be combined with --url."
         )
     running = run_folders().running()
     services = _standalone_services() if url is None else []
@@ -73,7 +74,7 @@ def command(
         stopped = {"stopped": server.url, "how": end(server, timeout)}
         text = f"The server at {server.url} has stopped."
     elif services and not alone:
-        raise NoServerError(f"No server is running here. {_still_run(services)}")
+        raise NoServerError(f"No server is running here. {_running_sentence(services)}")
     elif not alone:
         raise no_server()
     if stopped and not as_json:
@@ -85,18 +86,18 @@ def command(
     if as_json:
         show_json({**stopped, "services": [name for name, _ in alone]})
     elif services and not alone:
-        click.echo(_still_run(services))
+        click.echo(_running_sentence(services))
 
 
 def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked", "signal"]:
-    """Ask a server to stop, and wait until it has; send a signal to a local one that does not."""
+    """Ask a server to stop, and wait until it stops; signal a local server that does not stop in time."""
     if not server.is_local:
         server.post("/admin/stop", {})
         with waiting_for(f"the server at {server.url} to stop"):
             has_stopped = within(timeout_s, lambda: not _answers(server))
         if not has_stopped:
             raise CommandError(
-                f"The server at {server.url} accepted to stop, and still answers after "
+                f"The server at {server.url} agreed to stop, but still answers after "
                 f"{format_duration(timeout_s)}."
             )
         return "asked"
@@ -118,18 +119,18 @@ def end(server: ServerClient, timeout_s: float = _TIMEOUT_S) -> Literal["asked",
 
 def _standalone_services() -> list[tuple[str, RunRecord]]:
     """Return the services that run without a server, in stop order."""
-    found = ((name, run_folders().of_service(name).running()) for name in reversed(STANDALONE))
-    return [(name, running[1]) for name, running in found if running is not None]
+    runs = ((name, run_folders().of_service(name).running()) for name in reversed(STANDALONE))
+    return [(name, running[1]) for name, running in runs if running is not None]
 
 
-def _still_run(services: list[tuple[str, RunRecord]]) -> str:
-    named = " and ".join(f"the {name} at {record.url}" for name, record in services)
+def _running_sentence(services: list[tuple[str, RunRecord]]) -> str:
+    text = " and ".join(f"the {name} at {record.url}" for name, record in services)
     runs, them = ("run", "them") if len(services) > 1 else ("runs", "it")
-    return f"{named[0].upper()}{named[1:]} still {runs}; `ndif stop --services` stops {them}."
+    return f"{text[0].upper()}{text[1:]} still {runs}; `ndif stop --services` stops {them}."
 
 
 def _terminate(record: RunRecord) -> None:
-    """Send SIGTERM to the process of a run, never to a later one with its PID, and wait for its end."""
+    """Send SIGTERM to the process of a run, and wait for its end. A process that reused the PID is safe."""
     try:
         if record.is_alive:
             os.kill(record.pid, signal.SIGTERM)
@@ -141,8 +142,8 @@ def _terminate(record: RunRecord) -> None:
         has_ended = within(_SIGNAL_TIMEOUT_S, lambda: not record.is_alive)
     if not has_ended:
         raise CommandError(
-            f"Process {record.pid} has not ended {format_duration(_SIGNAL_TIMEOUT_S)} after SIGTERM. Its "
-            f"log says what it is doing (`ndif logs`); `kill -9 {record.pid}` ends it at once."
+            f"Process {record.pid} has not ended {format_duration(_SIGNAL_TIMEOUT_S)} after SIGTERM. See "
+            f"`ndif logs` for the reason; `kill -9 {record.pid}` ends the process at once."
         )
 
 

@@ -1,4 +1,4 @@
-"""`ndif tiers`: the rights and limits of API keys."""
+"""`ndif tiers`: named sets of rights and limits of API keys."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class LimitsParam(click.ParamType):  # type: ignore[type-arg]  # generic since c
         except ValueError:
             limits = None
         if not isinstance(limits, dict):
-            self.fail(f"{value!r} is no JSON object of limits by name", param, ctx)
+            self.fail(f"{value!r} is not a JSON object of limits by name", param, ctx)
         return limits
 
 
 @click.group("tiers")
 def command() -> None:
-    """Say what the holders of API keys may do.
+    """Manage rate-limit tiers.
 
-    A key may have several tiers: it has every right of them, and their greatest weight. A change works
+    A tier is a named set of rights and limits of API keys, and a weight in fair scheduling. A key with
+    several tiers has all their rights, the greatest weight and the widest limits. A change takes effect
     within NDIF_ACCOUNTS_CACHE_S.
     """
 
@@ -44,20 +45,25 @@ def command() -> None:
 def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each property of a tier."""
     helps = {
-        "gated": "Load gated and private models on demand for them, with the server's account of the hub.",
-        "trusted": "Run their code unconfined, with the rights of the server.",
-        "priority": "Serve them first, by at most NDIF_LINE_HEAD_START_S.",
-        "hotswapping": "Load models on demand for them.",
+        "gated": "Load gated and private models on demand, with the operator's account of the hub.",
+        "trusted": "Run the users' code unconfined, with the rights of the server.",
+        "priority": "Serve requests first, with a head start of NDIF_LINE_HEAD_START_S.",
+        "hotswapping": "Load models on demand.",
     }
-    made = click.option(
-        "--limits", type=LimitsParam(), metavar="JSON", help="Limits by name; {}: the server's."
+    decorated = click.option(
+        "--limits",
+        type=LimitsParam(),
+        metavar="JSON",
+        help="Limits by name; {}: the server's limits.",
     )(function)
-    made = click.option(
-        "--weight", type=click.FloatRange(0, 1000, min_open=True), help="Share beside other users."
-    )(made)
+    decorated = click.option(
+        "--weight",
+        type=click.FloatRange(0, 1000, min_open=True),
+        help="Share of a model relative to other users.",
+    )(decorated)
     for right, text in helps.items():
-        made = click.option(f"--{right}/--no-{right}", default=None, help=text)(made)
-    return made
+        decorated = click.option(f"--{right}/--no-{right}", default=None, help=text)(decorated)
+    return decorated
 
 
 @command.command("create")
@@ -65,11 +71,11 @@ def _properties(function: Callable[..., Any]) -> Callable[..., Any]:
 @_properties
 @with_accounts
 def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
-    """Make a tier; by default it has no right, and the weight 1."""
+    """Create a tier. By default, the tier has no rights and the weight 1."""
     from ndif.schema.account import AccountTier
 
-    answer = accounts.post(AccountTier, "tiers/create", tier=tier, **_given(properties))
-    show_answer(answer, as_json, [f"Tier {tier} is made."])
+    answer = accounts.post(AccountTier, "tiers/create", tier=tier, **_set_properties(properties))
+    show_answer(answer, as_json, [f"Tier {tier} is created."])
 
 
 @command.command("change")
@@ -77,10 +83,10 @@ def create(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
 @_properties
 @with_accounts
 def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: Any) -> None:
-    """Change those properties of a tier that are given."""
+    """Change the given properties of a tier."""
     from ndif.schema.account import AccountTier
 
-    answer = accounts.post(AccountTier, "tiers/change", tier=tier, **_given(properties))
+    answer = accounts.post(AccountTier, "tiers/change", tier=tier, **_set_properties(properties))
     show_answer(answer, as_json, [f"Tier {tier} is changed."])
 
 
@@ -88,11 +94,11 @@ def change(accounts: AccountsClient, as_json: bool, /, tier: str, **properties: 
 @click.argument("tier")
 @with_accounts
 def delete(accounts: AccountsClient, as_json: bool, tier: str) -> None:
-    """Remove a tier that no key has."""
+    """Delete a tier that no key has."""
     from ndif.schema.account import DeletedTier
 
     answer = accounts.post(DeletedTier, "tiers/delete", tier=tier)
-    show_answer(answer, as_json, [f"Tier {tier} is gone."])
+    show_answer(answer, as_json, [f"Tier {tier} is deleted."])
 
 
 @command.command("list")
@@ -103,7 +109,7 @@ def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
 
     headings = ("tier", "rights", "weight", "limits", "keys")
     answer = accounts.get(AccountTiers, "tiers")
-    show(answer, as_json, lambda found: table("Tiers", headings, map(_row, found.tiers)))
+    show(answer, as_json, lambda tiers: table("Tiers", headings, map(_row, tiers.tiers)))
 
 
 @command.command("assign")
@@ -111,11 +117,11 @@ def list_tiers(accounts: AccountsClient, as_json: bool) -> None:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @with_accounts
 def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
-    """Give keys a tier."""
+    """Add a tier to keys."""
     from ndif.schema.account import ApiKey, ApiKeys
 
     changed = [accounts.post(ApiKey, "tiers/assign", tier=tier, key=key) for key in keys]
-    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_of, changed))
+    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_sentence, changed))
 
 
 @command.command("withdraw")
@@ -123,14 +129,14 @@ def assign(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, 
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @with_accounts
 def withdraw(accounts: AccountsClient, as_json: bool, tier: str, keys: tuple[str, ...]) -> None:
-    """Take a tier from keys."""
+    """Remove a tier from keys."""
     from ndif.schema.account import ApiKey, ApiKeys
 
     changed = [accounts.post(ApiKey, "tiers/withdraw", tier=tier, key=key) for key in keys]
-    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_of, changed))
+    show_answer(ApiKeys(keys=changed), as_json, map(_tiers_sentence, changed))
 
 
-def _given(properties: Mapping[str, Any]) -> dict[str, Any]:
+def _set_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in properties.items() if value is not None}
 
 
@@ -139,5 +145,5 @@ def _row(tier: AccountTier) -> tuple[object, ...]:
     return tier.name, ", ".join(tier.rights) or None, f"{tier.weight:g}", limits, tier.keys
 
 
-def _tiers_of(key: ApiKey) -> str:
+def _tiers_sentence(key: ApiKey) -> str:
     return f"Key {key.id} has {', '.join(key.tiers) or 'no tier'}."

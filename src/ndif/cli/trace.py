@@ -1,4 +1,4 @@
-"""`ndif trace`: the steps of one job, with their times."""
+"""`ndif trace`: the steps of one job and their times."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _MS = 1000.0
 @click.argument("job_id")
 @as_user
 def command(server: ServerClient, as_json: bool, job_id: str) -> None:
-    """Show what became of a job that waits, runs or has ended. JOB_ID may be the beginning of one.
+    """Show the steps of a waiting, running or ended job. JOB_ID may be a unique prefix.
 
-    Each step has a bar in the time from the job's beginning to its end. Steps of the queue, of the
-    replica and of its runner overlap: the queue sends a job, the replica runs it.
+    The bar of a step shows its time between the start and the end of the job. Steps of
+    different parts of the server, such as the queue and the replica, may overlap.
     """
-    found = whole_id(server, job_id)
+    full_id = whole_id(server, job_id)
     if server.is_user:
-        trace = server.get(f"/requests/{found}")
+        trace = server.get(f"/requests/{full_id}")
     else:
-        trace = server.post("/admin/trace", {"job_id": found})
+        trace = server.post("/admin/trace", {"job_id": full_id})
     show(trace, as_json, partial(_rendered, is_own=server.is_user))
 
 
@@ -52,36 +52,36 @@ def _rendered(answer: Any, *, is_own: bool) -> RenderableType:
     trace = read(kind, answer)
     steps = trace.steps
     received = datetime.fromtimestamp(trace.received, timezone.utc)
-    of = f" of {trace.user}" if isinstance(trace, Trace) else ""
+    owner = f" of {trace.user}" if isinstance(trace, Trace) else ""
     title = Text(
-        f"{trace.id}{of}: {trace.model}, nnsight {trace.generation}, "
+        f"{trace.id}{owner}: {trace.model}, nnsight {trace.generation}, "
         f"received {received.isoformat(' ', 'milliseconds')}, {answer['status']}"
     )
     if not steps:
-        return Group(title, Text("No step of it is recorded."))
+        return Group(title, Text("No steps are recorded."))
     begin = min(step.start for step in steps)
     end = max(step.end for step in steps)
-    made = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("step", "by"):
-        made.add_column(heading)
+        table.add_column(heading)
     for heading in ("begins", "takes"):
-        made.add_column(heading, justify="right")
-    made.add_column("")
+        table.add_column(heading, justify="right")
+    table.add_column("")
     for step in steps:
-        made.add_row(
+        table.add_row(
             escape(step.name),
             escape(step.by),
             _milliseconds(step.start - begin),
             _milliseconds(step.end - step.start),
             bar(step.start - begin, step.end - begin, end - begin),
         )
-    why = f"; {trace.reason}" if trace.reason else ""
-    total = Text(f"{_milliseconds(end - begin)} in all{why}")
-    return Group(title, made, total)
+    suffix = f"; {trace.reason}" if trace.reason else ""
+    total = Text(f"{_milliseconds(end - begin)} in all{suffix}")
+    return Group(title, table, total)
 
 
 def bar(start: float, end: float, whole_s: float) -> str:
-    """Return a step's bar on a scale of `whole_s` seconds, at least one character wide."""
+    """Return a step's bar, at least one character wide, on a scale of `whole_s` seconds."""
     scale = _WIDTH / max(whole_s, 1e-6)
     first = min(int(start * scale), _WIDTH - 1)
     last = max(first + 1, round(end * scale))

@@ -19,22 +19,24 @@ _COLUMNS = ("name", "jobs", "errors", "execution_s", "result_bytes")
 
 @click.command("usage")
 @click.option(
-    "--by", type=click.Choice(["user", "model", "day"]), help="Default: user; of one user, model."
+    "--by",
+    type=click.Choice(["user", "model", "day"]),
+    help="Group by user, model or day. Default: user; with an API key, model.",
 )
 @click.option(
     "--since",
     type=DurationParam(0),
     metavar="DURATION",
-    help="Count whole days (UTC) from so long ago, such as 7d. Default: everything.",
+    help="Count from the day (UTC) this long ago, such as 7d. Default: all days.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @as_user
 def command(
     server: ServerClient, as_json: bool, by: str | None, since: float | None, as_csv: bool
 ) -> None:
-    """Show how many jobs have ended, how long they ran, and the size of their results.
+    """Show totals of ended jobs: number, errors, run time and size of results.
 
-    With an API key those of its user, else, with the operator's token, of all.
+    With an API key, the totals cover its user's jobs; with the operator's token, all jobs.
     """
     from ndif.control.answers import UsageReport
 
@@ -43,10 +45,10 @@ def command(
         day = (datetime.now(timezone.utc) - timedelta(seconds=since)).date().isoformat()
     by = by or ("model" if server.is_user else "user")
     if server.is_user:
-        told = server.get(f"/usage?by={by}" + (f"&since={day}" if day else ""))
+        content = server.get(f"/usage?by={by}" + (f"&since={day}" if day else ""))
     else:
-        told = server.post("/admin/usage", {"by": by, "since": day})
-    answer = read(UsageReport, told)
+        content = server.post("/admin/usage", {"by": by, "since": day})
+    answer = read(UsageReport, content)
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow((by, *_COLUMNS[1:]))

@@ -1,4 +1,4 @@
-"""`ndif users`: the users who have API keys."""
+"""`ndif users`: the users of API keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group("users")
 def command() -> None:
-    """Show the users who have API keys. `ndif keys create --user NAME` adds one."""
+    """Show the users of API keys. `ndif keys create --user NAME` adds a user."""
 
 
 @command.command("list")
@@ -44,4 +44,4 @@ def _rendered(answer: AccountUsers) -> Table:
     rows = (
         (user.name, user.keys, ago(user.last_used), elapsed(user.created)) for user in answer.users
     )
-    return table("Users", ("user", "keys", "last used", "known for"), rows)
+    return table("Users", ("user", "keys", "last used", "age"), rows)

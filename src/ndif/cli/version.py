@@ -14,10 +14,10 @@ _PACKAGES = ("torch", "transformers", "accelerate", "peft", "redis", "obstore", 
 
 
 @click.command("version")
-@click.option("--all", "everything", is_flag=True, help="Also print those of what it works with.")
+@click.option("--all", "everything", is_flag=True, help="Also print the versions of dependencies.")
 @json_option
 def command(everything: bool, as_json: bool) -> None:
-    """Print the version of ndif; with --all also those of Python, nnsight, torch and other libraries."""
+    """Print the version of ndif; with --all also the versions of Python, nnsight, torch and others."""
     from ndif import __version__
 
     if not everything:
@@ -26,29 +26,29 @@ def command(everything: bool, as_json: bool) -> None:
 
     from ndif.distribution import NAME
 
-    found = {NAME: __version__, "Python": platform.python_version(), **_packages()}
+    versions = {NAME: __version__, "Python": platform.python_version(), **_packages()}
     if as_json:
-        show_json({"version": __version__, "versions": found})
+        show_json({"version": __version__, "versions": versions})
     else:
-        for name, version in found.items():
+        for name, version in versions.items():
             click.echo(f"{name} {version or 'not installed'}")
 
 
 def _packages() -> dict[str, str | None]:
-    """Return the versions of the packages that the server uses, by name; None if not installed."""
+    """Return the versions of the software that the server uses, by name; None if not installed."""
     from importlib import metadata
 
     from ndif.host.runtimes import Runtimes
 
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     runtimes = Runtimes(options().runtimes).installed()
-    found.update(
+    versions.update(
         (f"nnsight ({runtime.generation})", runtime.version) for runtime in runtimes.values()
     )
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    found["Linux"] = platform.release()
-    return found
+            versions[name] = None
+    versions["Linux"] = platform.release()
+    return versions

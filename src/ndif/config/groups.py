@@ -77,7 +77,7 @@ class FolderSettings(Group):
 
     @property
     def root(self) -> Path:
-        """Folder in `session_root`, as an absolute path."""
+        """The absolute path of `session_root`."""
         return self.session_root.expanduser().absolute()
 
     @property
@@ -338,7 +338,7 @@ class MailSettings(Group):
     def sends_mail(self) -> bool:
         """True if an SMTP server or Mailgun is configured."""
         secrets = (self.smtp_url, self.mailgun_api_key)
-        return any(each.get_secret_value() for each in secrets)
+        return any(secret.get_secret_value() for secret in secrets)
 
 
 class AlertSettings(Group):
@@ -374,7 +374,7 @@ class AlertSettings(Group):
             raise ValueError("NDIF_ALERT_EMAIL_TEMPLATE needs NDIF_ALERT_EMAIL")
         if self.alert_digest_at and not self.sends_alerts:
             raise ValueError(
-                "NDIF_ALERT_DIGEST_AT needs NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL: nobody would get it"
+                "NDIF_ALERT_DIGEST_AT needs a recipient: NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL"
             )
         return self
 
@@ -435,8 +435,8 @@ class GatewaySettings(Group):
         """Origins in `cors_origins` as browsers send them: lower case, no default port."""
         origins = map(urlsplit, split(self.cors_origins.lower()))
         return tuple(
-            f"{each.scheme}://{each.netloc.removesuffix(f':{_PORTS[each.scheme]}')}"
-            for each in origins
+            f"{origin.scheme}://{origin.netloc.removesuffix(f':{_PORTS[origin.scheme]}')}"
+            for origin in origins
         )
 
     @property

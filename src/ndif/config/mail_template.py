@@ -17,8 +17,8 @@ def split_template(template: str) -> tuple[str, str]:
     try:
         Template(f"{first}\n{text}").substitute(dict.fromkeys(NAMES, ""))
     except KeyError as error:
-        known = ", ".join(f"${name}" for name in NAMES)
-        raise ValueError(f"the file has ${error.args[0]}; there are {known}") from error
+        allowed = ", ".join(f"${name}" for name in NAMES)
+        raise ValueError(f"the file has ${error.args[0]}; allowed are {allowed}") from error
     except ValueError as error:
         raise ValueError("the file has a single $; write $$") from error
     return first.removeprefix(_SUBJECT), text[1:]

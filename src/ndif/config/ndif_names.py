@@ -48,9 +48,11 @@ class NdifNames(PydanticBaseSettingsSource):
         """Return the values by field name, or by validation alias for fields that have one."""
         given = _given(os.environ)
         fields = self.settings_cls.model_fields
-        found = {field: value for _, field, value in _read(given)}
-        found |= dict.fromkeys(_KEYS, _MINIO) if _is_minio(given) else {}
-        return {str(fields[field].validation_alias or field): each for field, each in found.items()}
+        values = {field: value for _, field, value in _read(given)}
+        values |= dict.fromkeys(_KEYS, _MINIO) if _is_minio(given) else {}
+        return {
+            str(fields[field].validation_alias or field): value for field, value in values.items()
+        }
 
 
 def sentences(environ: Mapping[str, str], names: Mapping[str, str]) -> Iterator[str]:
@@ -59,13 +61,13 @@ def sentences(environ: Mapping[str, str], names: Mapping[str, str]) -> Iterator[
     for other, field, _ in _read(given):
         name = names[field]
         if name in given:
-            yield f"The variable {other} is not read, because {name} is set, its name here."
+            yield f"The variable {other} is not read, because {name} is set, which is its name here."
         else:
-            yield f"The variable {other} is called {name} here, and is read as that."
+            yield f"The variable {other} is read as {name}, its name here."
     if _is_minio(given):
         yield (
-            f"{' and '.join(names[field] for field in _KEYS)} are not set: the object store is asked with "
-            f"MinIO's own keys ({_MINIO}), which every user of this machine knows."
+            f"{' and '.join(names[field] for field in _KEYS)} are not set: the server uses MinIO's "
+            f"default keys ({_MINIO}), which every user of this machine knows."
         )
 
 
@@ -75,7 +77,6 @@ def is_read(name: str) -> bool:
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the non-empty variables by upper-case name."""
     return {name.upper(): value for name, value in environ.items() if value}
 
 

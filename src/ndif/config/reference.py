@@ -66,10 +66,10 @@ def read() -> Settings:
     try:
         return settings()
     except ValidationError as error:
-        told = map(_sentence, problems(error), problems(error, show_values=False))
-        raise VariableError("\n".join(told)) from error
+        sentences = map(_sentence, problems(error), problems(error, show_values=False))
+        raise VariableError("\n".join(sentences)) from error
     except (OSError, SettingsError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         folder = name_of("secrets_dir")
         raise VariableError(
             f"A variable cannot be read from its file in {folder} ({error}): {reason}."
@@ -89,7 +89,6 @@ def _sentence(shown: InvalidValue, hidden: InvalidValue) -> str:
 
 
 def _is_secret(field: str) -> bool:
-    """Return True if a field's value must not be shown."""
     info = Settings.model_fields.get(field)
     return info is not None and _hides(info)
 
@@ -104,17 +103,17 @@ def unread(environ: Mapping[str, str]) -> list[str]:
     The variables of NDIF 0.1 that are read, or hidden by others, are included.
     """
     prefix = str(Settings.model_config["env_prefix"])
-    known = [name_of(field) for field in Settings.model_fields]
-    read = {*known, *(f"{prefix}{name}" for name in _CLIENT_VARIABLES)}
+    known_names = [name_of(field) for field in Settings.model_fields]
+    read = {*known_names, *(f"{prefix}{name}" for name in _CLIENT_VARIABLES)}
 
     def reason(name: str) -> str:
         # The common prefix would make all names similar.
-        bare = [each.removeprefix(prefix) for each in known]
+        bare = [variable.removeprefix(prefix) for variable in known_names]
         near = get_close_matches(name.upper().removeprefix(prefix), bare, 1, cutoff=0.75)
         return _REPLACED.get(name.removeprefix(prefix)) or (
             f"did you mean {prefix}{near[0]}?"
             if near
-            else "`ndif info --config` lists the variables that are."
+            else "`ndif info --config` lists all variables."
         )
 
     # The case of variable names is ignored.
@@ -140,7 +139,10 @@ def variables(options: Settings) -> list[Variable]:
             default=_shown(info, defaults[field]),
             source="environment" if field in options.model_fields_set else "default",
             meaning=" ".join((info.description or "").split()),
-            unit=next((each.value for each in info.metadata if isinstance(each, Unit)), None),
+            unit=next(
+                (annotation.value for annotation in info.metadata if isinstance(annotation, Unit)),
+                None,
+            ),
         )
         for field, info in Settings.model_fields.items()
     ]

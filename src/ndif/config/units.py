@@ -95,7 +95,7 @@ def read_duration(value: float | str) -> float:
 
 _GPUS = re.compile(r"(?:(\d{1,6})\s*x\s*)?(.*)", re.ASCII | re.IGNORECASE | re.DOTALL)
 _MAX_GPUS = 1024
-_LEAST_BARE = 1024**2
+_MIN_BARE_MEMORY = 1024**2
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
@@ -109,18 +109,18 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         number, memory = _GPUS.findall(part.strip())[0]
         try:
-            each, count = read_size(memory), int(number or 1)
+            size, count = read_size(memory), int(number or 1)
         except ValueError:
-            each = count = 0
+            size = count = 0
         # A bare number below 1 MiB probably means a count of GPUs, or GiB.
-        if each < (_LEAST_BARE if memory.isdecimal() else 1) or not 0 < count <= _MAX_GPUS - len(
-            gpus
-        ):
+        if size < (
+            _MIN_BARE_MEMORY if memory.isdecimal() else 1
+        ) or not 0 < count <= _MAX_GPUS - len(gpus):
             raise ValueError(
                 f"{text[:200]!r} does not declare GPUs: {part.strip()[:200]!r} is not COUNTxMEMORY. "
                 f"Write 2x24GiB, or 1x80GiB,2x24GiB; at most {_MAX_GPUS} altogether."
             )
-        gpus += [each] * count
+        gpus += [size] * count
     return tuple(gpus)
 
 

@@ -33,10 +33,10 @@ def split(text: str) -> tuple[str, ...]:
 
 def split_secrets(text: str) -> tuple[str, ...]:
     """Return the secrets in text, separated by commas or lines; raise a ValueError if one is too short."""
-    found = split(text.replace("\n", ","))
-    if any(len(secret) < _SECRET_LENGTH for secret in found):
+    secrets = split(text.replace("\n", ","))
+    if any(len(secret) < _SECRET_LENGTH for secret in secrets):
         raise ValueError(f"must have at least {_SECRET_LENGTH} characters")
-    return found
+    return secrets
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
@@ -50,13 +50,13 @@ def _checked(check: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(validate)
 
 
-def _is_like(pattern: re.Pattern[str], what: str, *, many: bool = False) -> AfterValidator:
+def _is_like(pattern: re.Pattern[str], form: str, *, many: bool = False) -> AfterValidator:
     """Return a validator that requires text, or each comma-separated part, to match a pattern."""
 
     def check(text: str) -> None:
         for part in split(text) if many else (text,):
             if not pattern.fullmatch(part):
-                raise ValueError(f"{part!r} is not {what}")
+                raise ValueError(f"{part!r} is not {form}")
 
     return _checked(check)
 
@@ -72,7 +72,6 @@ def _split_address(text: str, *schemes: str) -> SplitResult | None:
 
 
 def _http(text: str) -> SplitResult | None:
-    """Return the parts of an HTTP address without query and fragment; else None."""
     parts = _split_address(text, "http", "https")
     return None if parts is None or parts.query or parts.fragment else parts
 
@@ -81,7 +80,8 @@ def _check_hash(text: str) -> None:
     if not _PASSWORD_HASH.fullmatch(text):
         # In double quotes, a shell expands the text after a dollar sign as a variable.
         raise ValueError(
-            "is no hash of `ndif admin password`; write it in single quotes, for it has dollar signs"
+            "is not a hash of `ndif admin password`; write the hash in single quotes, because it has "
+            "dollar signs"
         )
 
 
@@ -114,7 +114,7 @@ def _check_mail_server(text: str) -> None:
 
 def _check_webhooks(text: str) -> None:
     for number, address in enumerate(split(text), 1):
-        url = address[found.end() :] if (found := _FORM.match(address)) else address
+        url = address[prefix.end() :] if (prefix := _FORM.match(address)) else address
         if _split_address(url, "http", "https") is None or re.search(r"[\s\x00-\x1f\x7f]", url):
             # A webhook's address is a secret, so the error does not quote it.
             raise ValueError(

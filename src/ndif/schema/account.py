@@ -127,7 +127,7 @@ class Tier:
     trusted: bool
     """True if code of the tier's keys runs unconfined."""
     gated: bool
-    """True if gated models, which the hub gives only to the operator's account, load for its keys."""
+    """True if the tier's keys may load gated models, which the hub gives only to the operator's account."""
     weight: float
     """Share of a model relative to other users."""
     limits: Annotated[Mapping[str, Any], _AsLimits] | None = field(hash=False)

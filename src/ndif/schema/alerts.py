@@ -19,7 +19,7 @@ class AlertCause:
     kind: str
     """Kind of the problem, such as `no-replica`."""
     subject: str
-    """Model, node, GPU, store, disk or calendar that has the problem."""
+    """The model, node, GPU, store, disk or calendar that has the problem."""
     sentence: str
     since: float
     over: float | None
@@ -65,8 +65,8 @@ class AlertDestination:
                     {
                         "kind": "store-away",
                         "subject": "broker",
-                        "sentence": "The broker does not answer: jobs are refused, and those "
-                        "that run go on.",
+                        "sentence": "The broker does not answer: new jobs are refused, and "
+                        "running jobs continue.",
                         "since": _SOME_TIME - 60,
                         "over": None,
                     }

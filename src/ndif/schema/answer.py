@@ -34,33 +34,33 @@ def answer(*, example: Any = None) -> Callable[[type[T]], type[T]]:
         shown["examples"] = [example]
 
     def decorate(cls: type[T]) -> type[T]:
-        made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
-        made.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
+        decorated = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        decorated.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
             extra="ignore",
             use_attribute_docstrings=True,
             json_schema_extra=shown,
         )
-        bases = [each for each in cls.__mro__[1:] if "__pydantic_config__" in vars(each)]
+        bases = [base for base in cls.__mro__[1:] if "__pydantic_config__" in vars(base)]
         if bases:
-            made.__get_pydantic_json_schema__ = partial(_inherit, bases[0])  # type: ignore[attr-defined]
-        return made
+            decorated.__get_pydantic_json_schema__ = partial(_inherit, bases[0])  # type: ignore[attr-defined]
+        return decorated
 
     return decorate
 
 
 def _inherit(base: type[Any], core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
     """Return an answer's JSON Schema with inherited descriptions, which pydantic leaves out."""
-    found = handler(core)
-    properties = handler.resolve_ref_schema(found)["properties"]
+    schema = handler(core)
+    properties = handler.resolve_ref_schema(schema)["properties"]
     for name, inherited in adapter(base).json_schema()["properties"].items():
         if "description" in inherited:
             properties[name].setdefault("description", inherited["description"])
-    return found
+    return schema
 
 
 def project(kind: type[T], of: Any, **others: Any) -> T:
     """Return an answer of type `kind` with the fields of `of`; `others` override them."""
-    names = [each.name for each in fields(kind) if each.name not in others]  # type: ignore[arg-type]
+    names = [field.name for field in fields(kind) if field.name not in others]  # type: ignore[arg-type]
     same = {name: getattr(of, name) for name in names if hasattr(of, name)}
     return kind(**same, **others)
 
@@ -72,11 +72,11 @@ _BUILDING = threading.RLock()
 
 def adapter(kind: type[T]) -> TypeAdapter[T]:
     """Return pydantic's reader and writer of a type; build it at the first use."""
-    found = _ADAPTERS.get(kind)
-    if found is None:
+    cached = _ADAPTERS.get(kind)
+    if cached is None:
         with _BUILDING:
-            found = _ADAPTERS[kind] = TypeAdapter(kind)
-    return found
+            cached = _ADAPTERS[kind] = TypeAdapter(kind)
+    return cached
 
 
 def to_json(value: Any) -> bytes:

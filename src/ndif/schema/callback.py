@@ -19,7 +19,7 @@ POST = "post+"
 """Prefix of the URL of a webhook that gets the signed POST."""
 EVERY = "every+"
 """Prefix, before `POST`, of the URL of a webhook that gets every status, not only the end."""
-_UNTOLD = frozenset({Status.RECEIVED, Status.LOG, Status.STREAM})
+_NEVER_SENT = frozenset({Status.RECEIVED, Status.LOG, Status.STREAM})
 """Statuses that are never sent: the answer to the client's own request, and messages."""
 
 
@@ -46,7 +46,7 @@ class News:
 
     def encode(self) -> bytes:
         """Return the JSON object, without fields that are None."""
-        return json.dumps(asdict(self, dict_factory=_given)).encode()
+        return json.dumps(asdict(self, dict_factory=_without_none)).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Callback:
 
     def encode(self) -> bytes:
         """Return the JSON that a queue stores."""
-        fields = asdict(self, dict_factory=_given)
+        fields = asdict(self, dict_factory=_without_none)
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -104,7 +104,7 @@ class Callback:
         return from_plain(cls, json.loads(content))
 
 
-def _given(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _without_none(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in fields if value is not None}
 
 
@@ -112,7 +112,7 @@ def is_notified(request: Request, status: Status) -> bool:
     """Return True if a request names an address to which this status is sent."""
     if status.terminal:
         return bool(request.callback)
-    return request.callback.lower().startswith(EVERY) and status not in _UNTOLD
+    return request.callback.lower().startswith(EVERY) and status not in _NEVER_SENT
 
 
 def callback_for(request: Request, response: Response, now: float) -> Callback:

@@ -56,10 +56,10 @@ class ModelStatus:
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
         """Leave out optional fields without a value: nnsight 0.7 clients test for their presence."""
-        found: JsonObject = handler(self)
+        content: JsonObject = handler(self)
         return {
             name: value
-            for name, value in found.items()
+            for name, value in content.items()
             if value is not None or name not in _OPTIONAL
         }
 

@@ -136,19 +136,19 @@ class DeploymentConfig:
     dtype: Annotated[
         _Text,
         Field(
-            description="E.g. bfloat16; auto: that of the server's setting for every model, or else the "
-            "checkpoint's."
+            description="Data type of the weights, such as bfloat16. auto: the server's setting for every "
+            "model, or else the checkpoint's."
         ),
     ] = "auto"
     device: Annotated[
         DeviceName | None,
-        Field(description="E.g. cuda:0, cpu, auto. Default: CUDA where there is a GPU."),
+        Field(description="Device, such as cuda:0, cpu or auto. Default: CUDA if there is a GPU."),
     ] = None
     attn_implementation: Annotated[
         _Text | None,
         Field(
-            description="The attention of requests that name none, as those of nnsight 0.6, 0.7 and 0.8.0: "
-            "eager, to read attention weights. Default: transformers' choice."
+            description="Attention implementation of requests that name none, such as requests of nnsight "
+            "0.6, 0.7 and 0.8.0. eager allows reading attention weights. Default: transformers' choice."
         ),
     ] = None
     threads: Annotated[
@@ -162,7 +162,7 @@ class DeploymentConfig:
             "Default: the server's setting for every model.",
         ),
     ] = None
-    replicas: Annotated[int, Field(ge=1, description="Copies that share the model's requests.")] = 1
+    replicas: Annotated[int, Field(ge=1, description="Number of replicas of the model.")] = 1
     max_replicas: Annotated[
         Annotated[int, Field(ge=1)] | None,
         Field(
@@ -173,7 +173,8 @@ class DeploymentConfig:
     dedicated: Annotated[
         bool,
         Field(
-            description="Never evicted, and open to users who may not have models loaded on demand."
+            description="Never evict the model for other models, and serve it to users who may not load "
+            "models on demand."
         ),
     ] = False
     size_bytes: Annotated[
@@ -185,8 +186,8 @@ class DeploymentConfig:
     padding_factor: Annotated[
         Annotated[float, Field(ge=0, allow_inf_nan=False)] | None,
         Field(
-            description="Memory reserved beside the weights, as a fraction of their size. Default: the "
-            "server's setting for every model.",
+            description="Memory reserved in addition to the weights, as a fraction of their size. Default: "
+            "the server's setting for every model.",
         ),
     ] = None
     padding_bytes: Annotated[
@@ -307,10 +308,12 @@ def task_of(architectures: Iterable[Any], card: str | None = None) -> str | None
     return that task; else return the architecture's first one.
     """
     names = [str(name) for name in architectures]
-    found = [tasks for name in names for end, tasks in _TASKS.items() if end and name.endswith(end)]
+    matches = [
+        tasks for name in names for end, tasks in _TASKS.items() if end and name.endswith(end)
+    ]
     if not names:
         return card
-    tasks = found[0] if found else _TASKS[""]
+    tasks = matches[0] if matches else _TASKS[""]
     return card if card in tasks else tasks[0]
 
 

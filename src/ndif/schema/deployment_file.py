@@ -165,7 +165,9 @@ def _change(entry: _Entry) -> DeploymentChange:
     if not isinstance(fields, Mapping):
         raise SettingsError({"": f"Settings must be a mapping, not {quoted(fields)}."})
     if name is None:
-        raise SettingsError({"": "The entry has no repo_id, so nobody could ask for the model."})
+        raise SettingsError(
+            {"": "The entry has no repo_id, so clients could not request the model."}
+        )
     if not isinstance(name, str):
         raise SettingsError({"": f"A repo id must be text, not {quoted(name)}: put it in quotes."})
     fields = {str(key): value for key, value in fields.items()}
@@ -197,10 +199,10 @@ def _entries(value: object, source: str) -> Iterator[_Entry]:
 def _from_json(text: str, source: str) -> list[_Entry]:
     twice: list[str] = []
 
-    def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
-        names = [name for name, _ in found]
+    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
+        names = [name for name, _ in items]
         twice.extend(sorted({name for name in names if names.count(name) > 1}))
-        return dict(found)
+        return dict(items)
 
     try:
         value = json.loads(text, object_pairs_hook=pairs) if text.strip() else None

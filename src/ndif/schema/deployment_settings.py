@@ -62,7 +62,7 @@ SETTING_NAMES = {
 _RENAMED = {"pinned": "dedicated", "padding_bias": "padding_bytes"}
 """Current names of settings by their accepted names in NDIF 0.1 files."""
 
-_ELSEWHERE = {
+_NOT_SETTINGS = {
     "trusted": "the blocks of every user are confined as their key says; if the repository's own code "
     "should run, write trust_remote_code",
     "gpus": "a model takes the fewest GPUs that hold it; size_bytes says how much it needs",
@@ -127,11 +127,11 @@ class DeploymentChange:
         """Return the change that sets every setting of a model."""
         return cls(config, frozenset(SETTING_NAMES.values()))
 
-    def applied_to(self, known: DeploymentConfig) -> DeploymentConfig:
+    def applied_to(self, current: DeploymentConfig) -> DeploymentConfig:
         """Return a known model's settings with this change; raise a `SettingsError` if they conflict."""
         # A deployment of a model that was scaled to 0 replicas requests at least one.
-        base = dataclasses.replace(known, replicas=max(1, known.replicas))
-        return _with(base, {name: getattr(self.config, name) for name in self.given})
+        base = dataclasses.replace(current, replicas=max(1, current.replicas))
+        return _apply(base, {name: getattr(self.config, name) for name in self.given})
 
 
 @answer()
@@ -149,7 +149,6 @@ class SettingDifference:
 
 
 def _text(value: Any) -> str:
-    """Return a setting's value as text for a sentence."""
     if value is None:
         return "default"
     return value if isinstance(value, str) else json.dumps(value)
@@ -157,13 +156,13 @@ def _text(value: Any) -> str:
 
 def differences(before: DeploymentConfig, after: DeploymentConfig) -> list[SettingDifference]:
     """Return the settings in which two deployments of a model differ."""
-    found = []
+    changes = []
     for setting, name in SETTING_NAMES.items():
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
             written = as_written(name, old), as_written(name, new)
-            found.append(SettingDifference(setting=setting, before=written[0], after=written[1]))
-    return found
+            changes.append(SettingDifference(setting=setting, before=written[0], after=written[1]))
+    return changes
 
 
 def as_written(name: str, value: Any) -> Any:
@@ -185,13 +184,13 @@ def parse_deployment(
     `base`, or else the defaults, provide the other settings. Raise a `SettingsError` with every problem.
     """
     key, given = _read(name, fields)
-    return _with(base or DeploymentConfig(key.repo_id, key.repo_id), given)
+    return _apply(base or DeploymentConfig(key.repo_id, key.repo_id), given)
 
 
 def parse_change(name: str, fields: Mapping[str, object]) -> DeploymentChange:
     """Return the change of the model `name` to the settings in `fields`; raise a `SettingsError`."""
     key, given = _read(name, fields)
-    config = _with(DeploymentConfig(key.repo_id, key.repo_id), given)
+    config = _apply(DeploymentConfig(key.repo_id, key.repo_id), given)
     return DeploymentChange(config, frozenset(given))
 
 
@@ -229,7 +228,7 @@ def _read(name: str, fields: Mapping[str, object]) -> tuple[ModelKey, dict[str, 
     return key, given
 
 
-def _with(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
+def _apply(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
     """Return `base` with these settings; raise a `SettingsError` if settings contradict each other."""
     checkpoint = given.get("checkpoint") or base.checkpoint
     config = dataclasses.replace(base, **{**given, "checkpoint": checkpoint})
@@ -238,7 +237,9 @@ def _with(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
         problems["max_replicas"] = (
             f"max_replicas is {config.max_replicas}, but replicas, the minimum, is {config.replicas}."
         )
-    others = [each for each in config.generations if config.runtime not in (None, each)]
+    others = [
+        generation for generation in config.generations if config.runtime not in (None, generation)
+    ]
     if others:
         problems["generations"] = (
             f"generations has {', '.join(others)}, but runtime says that the model is served to "
@@ -251,24 +252,24 @@ def _with(base: DeploymentConfig, given: Mapping[str, Any]) -> DeploymentConfig:
 
 def closest_setting(field: str) -> str | None:
     """Return the setting with this name, or the most similar one; None if none is similar."""
-    known = [*SETTING_NAMES, "repo_id"]
-    if field in known:
+    names = [*SETTING_NAMES, "repo_id"]
+    if field in names:
         return field
-    close = get_close_matches(field.lower(), known, 1)
+    close = get_close_matches(field.lower(), names, 1)
     return _SYNONYMS.get(field.lower()) or next(iter(close), None)
 
 
 def _unknown_setting(field: str) -> str:
     if field in _RENAMED:
         return f"{field} is {_RENAMED[field]} here, which has another value: write one of the two."
-    if field in _ELSEWHERE:
-        return f"{field} is not a setting here: {_ELSEWHERE[field]}."
+    if field in _NOT_SETTINGS:
+        return f"{field} is not a setting here: {_NOT_SETTINGS[field]}."
     if close := closest_setting(field):
         return f"{quoted(field)} is not a setting; did you mean {close!r}?"
     return f"{quoted(field)} is not a setting. There are: {', '.join(SETTING_NAMES)}."
 
 
-def parse_checkpoint(argument: str, *, here: bool = True) -> DeploymentConfig:
+def parse_checkpoint(argument: str, *, is_local: bool = True) -> DeploymentConfig:
     """Return the deployment that a command line's CHECKPOINT names; raise an `NdifError` if it is invalid.
 
     CHECKPOINT is ORG/NAME, a model key, or ORG/NAME=FOLDER. With `here`, the folder must be a checkpoint on
@@ -276,14 +277,14 @@ def parse_checkpoint(argument: str, *, here: bool = True) -> DeploymentConfig:
     """
     name, equals, place = argument.partition("=")
     if "{" in name or not equals:
-        if "{" not in argument and _is_path(argument, here=here):
+        if "{" not in argument and _is_path(argument, is_local=is_local):
             raise NdifError(
                 f"{argument} is a folder, and clients ask for a model by name: write ORG/NAME={argument}."
             )
         return parse_deployment(argument, {})
     parse_deployment(name, {})
     folder = Path(place).expanduser()
-    if not here:
+    if not is_local:
         if not folder.is_absolute():
             raise NdifError(
                 f"{place} must be a folder of the server's machine: write its whole path."
@@ -297,7 +298,7 @@ def parse_checkpoint(argument: str, *, here: bool = True) -> DeploymentConfig:
     return parse_deployment(name, {"checkpoint": str(folder.resolve()), "task": task})
 
 
-def _is_path(argument: str, *, here: bool) -> bool:
+def _is_path(argument: str, *, is_local: bool) -> bool:
     return argument.startswith((".", "/", "~")) or (
-        here and bool(argument) and Path(argument).is_dir()
+        is_local and bool(argument) and Path(argument).is_dir()
     )

@@ -196,7 +196,7 @@ class TraceStep:
     @classmethod
     def of(cls, steps: Iterable[Step]) -> list[TraceStep]:
         """Return a job's steps in the order of their start."""
-        return [cls(**each._asdict()) for each in in_order(steps)]
+        return [cls(**step._asdict()) for step in in_order(steps)]
 
 
 @answer()

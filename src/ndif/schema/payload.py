@@ -1,4 +1,4 @@
-"""A request's payload: bytes in memory, or a file of this machine where it is large."""
+"""A request's payload: bytes in memory, or a file on this machine if it is large."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from shutil import copyfile
 from tempfile import mkstemp
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-"""First bytes of what is compressed, a payload or a result."""
+"""First bytes of a compressed payload or result."""
 MAX_IN_MEMORY = 1 << 20
-"""Largest payload, in bytes, that is kept in memory."""
+"""Maximum size, in bytes, of a payload that is kept in memory."""
 _HEAD = 16
 
 
 class PayloadFile:
-    """A payload in a file, which no process holds in memory or open while it waits.
+    """A payload in a file, so that a waiting request takes no memory and no descriptor.
 
-    `create` begins one, `append` fills it. Its file is deleted by `discard`, or with the object.
+    Owns the file that `create` made, and deletes it at `discard` or with the object itself.
     """
 
     def __init__(self, path: Path) -> None:
-        """Describe the file at `path`, which belongs to somebody else."""
+        """Describe the complete file at `path`, which this object does not own."""
         self.path = path
         self._size = path.stat().st_size
         self._head = b""
@@ -30,7 +30,7 @@ class PayloadFile:
 
     @classmethod
     def create(cls, folder: Path, prefix: str = "") -> PayloadFile:
-        """Return an empty file of its own in `folder`."""
+        """Create an empty file in `folder`, for `append` to fill."""
         descriptor, path = mkstemp(prefix=prefix, dir=folder)
         os.close(descriptor)
         file = cls(Path(path))
@@ -41,12 +41,12 @@ class PayloadFile:
         return self._size
 
     def startswith(self, prefix: bytes) -> bool:
-        """Return True if the content begins with these few bytes."""
+        """Return True if the appended content begins with `prefix`, of at most 16 bytes."""
         return self._head.startswith(prefix)
 
     def append(self, *pieces: Buffer) -> None:
-        """Write at the end of the file."""
-        # Without O_CREAT: a file that was discarded meanwhile stays so.
+        """Append pieces to the file; raise a FileNotFoundError if it was discarded."""
+        # Without O_CREAT, a file that was discarded meanwhile is not created again.
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             for piece in pieces:
@@ -61,11 +61,11 @@ class PayloadFile:
         return self.path.read_bytes()
 
     def open(self) -> int:
-        """Return a descriptor that reads the file."""
+        """Return a descriptor for reading the file."""
         return os.open(self.path, os.O_RDONLY)
 
     def link(self, target: Path) -> None:
-        """Give the content a second name, or copy it to a disk that cannot."""
+        """Hard-link the file to `target`, or copy it if the target's file system does not allow a link."""
         target.unlink(missing_ok=True)
         try:
             os.link(self.path, target)
@@ -73,7 +73,7 @@ class PayloadFile:
             copyfile(self.path, target)
 
     def discard(self) -> None:
-        """Delete the file, unless it belongs to somebody else. Whoever reads it now can go on."""
+        """Delete the file if this object owns it. Open descriptors remain readable."""
         if self._delete is not None:
             self._delete()
 

@@ -1,4 +1,4 @@
-"""The state of a server as everybody may see it: no user, job or key is named in it."""
+"""The public state of a server, which names no user, job or key."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ _REPO = "openai-community/gpt2"
 
 @answer()
 class InstalledGeneration:
-    """An nnsight generation whose clients are served."""
+    """An installed nnsight generation, whose clients the server serves."""
 
     generation: str
     version: str
     requirement: str
-    """The requirement of a client's package, as pip reads it."""
+    """The version of nnsight that a client needs, as a requirement for pip."""
 
 
 @answer()
 class Facts:
-    """The server, as its clients need to know it."""
+    """Facts about the server for its clients."""
 
     version: str
     access: str
-    """`public` or `login`."""
+    """Viewers of the dashboard: `public` or `login`."""
     needs_key: bool
     generations: list[InstalledGeneration]
 
 
 @answer()
 class ShownReplica:
-    """One copy of a model."""
+    """A replica of a model."""
 
     id: str
     node: str
     level: DeploymentLevel
     state: str
     busy: bool
-    """True while a job runs on it."""
+    """True while a job runs on the replica."""
     deployed: float
-    """Unix time at which it last became HOT."""
+    """Unix time at which the replica last became HOT."""
     done: int | None
-    """Bytes that are loaded, while it loads."""
+    """Bytes loaded so far; null if the replica is not loading."""
     total: int | None
+    """Bytes to load; null if the replica is not loading."""
 
 
 @answer()
@@ -60,20 +61,20 @@ class ShownGeneration:
     generation: str
     processor: str | None
     desired: int
-    """Number of replicas that there should be."""
+    """Desired number of replicas."""
     waiting: int
     running: int
     oldest: float | None
-    """Unix time at which the job arrived that waits longest."""
+    """Unix time at which the longest waiting job arrived; null if no job waits."""
     wait_s: float | None
-    """Seconds that a job may wait that is sent now; null where none has run yet."""
+    """Expected wait of a job sent now, in seconds; null if no job has run yet."""
     last_used: float | None
     replicas: list[ShownReplica]
 
 
 @answer()
 class ShownModel:
-    """A model."""
+    """A model and its nnsight generations."""
 
     key: str
     repo_id: str
@@ -82,13 +83,13 @@ class ShownModel:
     level: DeploymentLevel
     state: str
     dedicated: bool
-    """True if it is not evicted for other models."""
+    """True if the model is not evicted for other models."""
     parameters: int | None
     size_bytes: int | None
     protected_until: float | None
-    """Unix time until which no model that is not dedicated may take its place."""
+    """Unix time until which the model is evicted only for a dedicated model."""
     last_used: float | None
-    """Unix time at which a job last ran on it, since the server started."""
+    """Unix time at which a job last ran on the model, since the server started."""
     problems: list[str]
     probes: dict[str, PublicProbe]
     generations: list[ShownGeneration]
@@ -106,17 +107,17 @@ class Held:
 
 @answer()
 class ShownMemory(MemoryState):
-    """Memory of a machine."""
+    """Memory of a GPU, or CPU memory of a node, with the replicas that hold it."""
 
     held: list[Held]
 
 
 @answer()
 class ShownGpu(ShownMemory):
-    """A GPU."""
+    """A GPU of a node."""
 
     withdrawn: bool
-    """True for a GPU that failed again and again, and takes no model for a while."""
+    """True if the GPU failed repeatedly, and takes no models for a while."""
 
 
 @answer()
@@ -131,7 +132,7 @@ class ShownNode:
 
 @answer()
 class ShownWindow:
-    """A time in which the calendar has a model dedicated."""
+    """A time window in which the calendar dedicates a model."""
 
     model: str
     title: str
@@ -141,21 +142,21 @@ class ShownWindow:
 
 @answer()
 class ShownInterval:
-    """The jobs that ended in a stretch of time."""
+    """The jobs that ended in one interval."""
 
     start: float
     jobs: int
     errors: int
-    """Jobs among them that did not complete."""
+    """Number of these jobs that failed."""
     total_s: list[float] | None
-    """Median and 95th percentile of the seconds from arrival to end; null without any."""
+    """Median and 95th percentile of the seconds from arrival to end; null without jobs."""
     wait_s: list[float] | None
-    """The same of the seconds from arrival to dispatch."""
+    """Median and 95th percentile of the seconds from arrival to dispatch; null without jobs."""
 
 
 @answer()
 class JobHistory:
-    """The course of jobs over the last hours; intervals without any are left out."""
+    """The ended jobs of the last hours by interval; intervals without jobs are left out."""
 
     since: float
     step_s: float
@@ -164,25 +165,25 @@ class JobHistory:
 
 @answer()
 class PublicState:
-    """The state of the server, without whose jobs there are."""
+    """The state of the server, without names of users and jobs."""
 
     models: list[ShownModel]
     nodes: list[ShownNode]
     problems: list[str]
-    """A sentence for each problem of the server."""
+    """One sentence for each problem of the server."""
     schedule: list[ShownWindow]
-    """The next seven days."""
+    """Windows in the next seven days."""
     history: JobHistory
 
 
 @answer()
 class NextState:
-    """The state and some users' unfinished jobs, or nothing but the name of those that are known."""
+    """The state and some users' unfinished jobs, or only the name if the caller has both already."""
 
     name: str
-    """Name of the state and the jobs."""
+    """Name of this state and these jobs."""
     state: PublicState | None = None
-    """None if the name is that of the state that was seen before."""
+    """None if the caller has the state and the jobs with this name already."""
     jobs: dict[str, list[OwnJob]] = field(default_factory=dict)
 
 
@@ -274,6 +275,6 @@ class NextState:
     }
 )
 class State(PublicState):
-    """The state of the server, without whose jobs there are."""
+    """The state of the server, without names of users and jobs."""
 
     server: Facts

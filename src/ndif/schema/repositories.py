@@ -1,4 +1,4 @@
-"""The repositories whose models and adapters users may have loaded."""
+"""The repositories from which users may load models and adapters on demand."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ GATED = (
     "right `gated`, which you do not have: ask the server's operator for it (`ndif tiers change TIER "
     "--gated`), or to deploy the model for everybody."
 )
-"""Told to a user who may not have a model loaded that the server reads with its operator's account."""
+"""Refusal of a model that only the operator's account may read, for a user without the right `gated`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repositories:
-    """Patterns of repositories' names: `*` is any text, and small letters are as good as capital ones."""
+    """Patterns of repository names. `*` matches any text, and case is ignored."""
 
     allowed: tuple[str, ...] = ()
-    """Patterns of those that may be loaded; none: all may."""
+    """Patterns of repositories that users may load from; empty: all."""
     denied: tuple[str, ...] = ()
-    """Patterns of those that may not be loaded though they are allowed."""
+    """Patterns of repositories that users may not load from, even if `allowed` matches."""
 
     @classmethod
     def of(cls, settings: AccountSettings) -> Repositories:
-        """Return those that the settings name."""
+        """Return the patterns in the settings."""
         return cls(settings.allowed_repository_patterns, settings.denied_repository_patterns)
 
     def permit(self, name: str) -> bool:
-        """Return True if what is in this repository may be loaded."""
+        """Return True if models and adapters in this repository may be loaded."""
         is_allowed = not self.allowed or _matches(name, self.allowed)
         return is_allowed and not _matches(name, self.denied)
 
     def refusal(self, *names: str) -> str | None:
-        """Return the sentence for a user who asks for a model of these names; None if it may be loaded."""
+        """Return the message for a user who requests these repositories; None if all may be loaded."""
         for name in names:
             if not self.permit(name):
-                known = f" Allowed are {', '.join(self.allowed)}." if self.allowed else ""
+                allowed = f" Allowed are {', '.join(self.allowed)}." if self.allowed else ""
                 return (
                     f"{name[:_MAX_QUOTED]!r} is not loaded on demand on this server: its operator does not "
-                    f"allow that repository.{known} Ask them for it, or use a model that /status shows."
+                    f"allow that repository.{allowed} Ask them for it, or use a model that /status shows."
                 )
         return None
 

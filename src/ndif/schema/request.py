@@ -1,4 +1,4 @@
-"""A request: the fields that its client sends, and those that the server adds."""
+"""A request: the fields that the client sends, and the fields that the server adds."""
 
 from __future__ import annotations
 
@@ -34,53 +34,53 @@ class Request:
     compress: bool
     """True if the payload is zstd and a downloaded result must be."""
     base_url: str
-    """The server's address as this client knows it: scheme and host, no path."""
+    """The server's address for this client: scheme and host, without a path."""
     nearby: bool = False
-    """True if the client is on this machine, where bytes travel faster than they compress."""
+    """True if the client is on this machine, where compression takes longer than it saves."""
     subscription_id: str | None = None
-    """The id of the subscription on which the client waits; None for a job that is polled."""
+    """Id of the subscription on which the client waits; None for a polled job."""
     env: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to the model for this request alone (a PEFT adapter)."""
+    """Changes to the model for this request only, such as a PEFT adapter."""
     callback: str = ""
-    """URL or e-mail address that is told when the job has ended; empty for none."""
+    """URL or e-mail address that receives the job's end, or with a prefix each status; empty for none."""
     user: str = ""
-    """The user who takes turns with others: opaque, and no secret."""
+    """The user in fair scheduling: opaque, and not secret."""
     key: str = ""
-    """Opaque digest of the API key that the server verified; empty without one.
+    """Opaque digest of the API key that the server verified; empty without a key.
 
-    Requests with equal keys may run in one process. It never stands for an address.
+    Requests with equal keys may run in one process. The digest never stands for an address.
     """
     weight: float = 1.0
-    """The user's share of the model beside others."""
+    """The user's share of the model relative to other users."""
     priority: bool = False
-    """True if it goes before others of its age."""
+    """True if the request is served before others of its age."""
     hotswapping: bool = False
-    """True if its user may have a model loaded on demand."""
+    """True if the user may load a model on demand."""
     trusted: bool = False
-    """True if its code may run unconfined, which the server decides and no client can ask for."""
+    """True if the code may run unconfined. The server decides; a client cannot request it."""
     gated: bool = False
-    """True if its user may have a model loaded that the hub does not give to everybody."""
+    """True if the user may load a model that the hub does not give to everyone."""
     max_result_bytes: int | None = None
-    """Maximum size of its result beside the server's own limit; None: there is no other."""
+    """Maximum size of the result, in addition to the server's limit; None for no other."""
     max_stored_bytes: int | None = None
-    """Maximum size of its user's stored results beside the server's own limits; None: there is no other."""
+    """Maximum size of the user's stored results, in addition to the server's limits; None for no other."""
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     received: float = field(default_factory=time.time)
-    """Unix seconds at which all of it was there."""
+    """Unix time at which the whole request had arrived."""
     began: float = 0.0
-    """Unix seconds at which its HTTP request began; 0 where that is not known."""
+    """Unix time at which the HTTP request began; 0 if unknown."""
     traceparent: str = ""
-    """The trace of which its client's request is a part, as W3C Trace Context has it; empty for none."""
+    """The W3C Trace Context `traceparent` of the client's request; empty without one."""
     attempts: int = field(default=0, compare=False)
-    """Runs that were cut short with the server, before this process claimed the request."""
+    """Number of runs that ended with a server, before this process claimed the request."""
     receipt: str = field(default="", compare=False)
-    """The broker's handle of the claim under which this request runs."""
+    """The broker's handle of the claim under which the request runs."""
     digest: str = field(default="", compare=False)
-    """Digest of a payload that travels through Redis; empty for one that does not."""
+    """Digest of a payload that is sent through Redis; empty for any other payload."""
     refusal: str = field(default="", compare=False)
-    """Sentence with which a request ends that nobody signed; its other fields are mere claims."""
+    """Error that ends a request without a valid signature; its other fields are then unverified."""
 
     @property
     def names_adapter(self) -> bool:
-        """Return True if the model is to run with a PEFT adapter for this request."""
+        """Return True if the request names a PEFT adapter."""
         return self.env.get("peft") is not None

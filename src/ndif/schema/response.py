@@ -1,4 +1,4 @@
-"""One update about a request, before a wire gives it its form."""
+"""One update of a request, before it is encoded for a wire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ndif.schema.step import Step
 
 
 class InlineResult(msgspec.Struct, frozen=True, tag="inline"):
-    """A result that travels in the response: the runner's bytes, opaque."""
+    """A result within the response: the runner's opaque bytes."""
 
     content: bytes
     compressed: bool
@@ -24,35 +24,35 @@ class StoredResult(msgspec.Struct, frozen=True, tag="stored"):
 
     url: str
     size: int
-    """Bytes to download."""
+    """Size of the download in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A status of request `id`, and the data that comes with it."""
+    """A status of request `id`, with its data."""
 
     id: str
     status: Status
     description: str = ""
     data: InlineResult | StoredResult | bytes | None = None
-    """A result on COMPLETED, the streamed function's bytes on STREAM."""
+    """With COMPLETED, the result; with STREAM, the bytes of the streamed function."""
     meta: Mapping[str, Any] | None = None
-    """The run's cost: `execution_time` in seconds, `peak_memory` in bytes."""
+    """Cost of the run: `execution_time` in seconds, `peak_memory` in bytes."""
     result_bytes: int = 0
-    """Size of the result, as it is sent or downloaded."""
+    """Size of the result as sent or downloaded."""
     delivered: bool = False
-    """True if the process that made the response has sent it to the client already."""
+    """True if the process that made the response has already sent it to the client."""
     limit: str = ""
-    """The limit for which the run was ended, for metrics; empty if none was. No client has it."""
+    """The limit that ended the run, for metrics; empty if none did. Clients do not receive it."""
     steps: tuple[Step, ...] = field(default=(), compare=False)
-    """Steps that another process recorded of the request, on its terminal response. No client has them."""
+    """Steps that another process recorded, on a terminal response. Clients do not receive them."""
 
     @property
     def execution_s(self) -> float:
-        """Return the run's seconds; 0 of a request that did not run."""
+        """Return the seconds that the request ran; 0 if it did not run."""
         return float((self.meta or {}).get("execution_time", 0.0))
 
     @property
     def peak_memory(self) -> int:
-        """Return the run's peak memory in bytes; 0 where it is not known."""
+        """Return the peak memory of the run in bytes; 0 if unknown."""
         return int((self.meta or {}).get("peak_memory", 0))

@@ -1,4 +1,4 @@
-"""The state of a server: its machines, models, replicas and calendar, and what is wrong with it."""
+"""The state of a server: its nodes, models, replicas, calendar and problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIB = 1024**3
 
 
 class ProblemKind(str, Enum):
-    """Kinds of what may be wrong with a server."""
+    """Kinds of problems of a server."""
 
     STORE_AWAY = "store-away"
     NODE_LOST = "node-lost"
@@ -34,18 +34,18 @@ class ProblemKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. The text may change while it holds; kind and subject do not."""
+    """A problem of a server. Its text may change while the problem persists; kind and subject do not."""
 
     kind: ProblemKind
     subject: str
-    """The model, machine, GPU, disk or calendar that it is about."""
+    """The model, node, GPU, disk or calendar that has the problem."""
     text: str
-    """A sentence."""
+    """Description of the problem, as a sentence."""
 
 
 @answer()
 class MemoryState:
-    """Memory of a machine."""
+    """Memory of a GPU, or CPU memory of a node."""
 
     bytes: int
     free_bytes: int
@@ -53,11 +53,11 @@ class MemoryState:
 
 @answer()
 class GpuState(MemoryState):
-    """A GPU of a machine."""
+    """A GPU of a node."""
 
     uuid: str | None
     withdrawn: bool
-    """True for a GPU that failed again and again, and takes no model for a while."""
+    """True if the GPU failed repeatedly, and takes no models for a while."""
 
 
 @answer()
@@ -73,7 +73,7 @@ class NodeState:
 
 @answer()
 class ReplicaStatus:
-    """One copy of a model."""
+    """A replica of a model."""
 
     replica_id: str
     node_id: str
@@ -84,28 +84,32 @@ class ReplicaStatus:
     on_cpu: bool
     dedicated: bool
     done: int | None
-    """Bytes that are loaded, while it loads."""
+    """Bytes loaded so far; null if the replica is not loading."""
     total: int | None
+    """Bytes to load; null if the replica is not loading."""
     request_id: str | None
-    """The job that it runs."""
+    """Id of the job that the replica runs; null if no job runs."""
 
 
 @answer()
 class PublicProbe:
-    """The server's own probes of a model, in one nnsight generation, of the last day."""
+    """The server's own probes of a model in one nnsight generation, during the last day.
+
+    Outcomes `loading` and `unsupported` do not count.
+    """
 
     outcome: ProbeKind
-    """Outcome of the last one. `loading` and `unsupported` are neither up nor down."""
+    """Outcome of the last probe."""
     at: float
-    """Unix time of it."""
+    """Unix time of the last probe."""
     seconds: float | None
-    """Seconds from sending the trace to its value; null if no value came."""
+    """Seconds from sending the last probe's trace to its value; null if no value came."""
     up: bool | None
-    """True if the last one that counts succeeded; null if none counted yet."""
+    """True if the last counted probe succeeded; null if no probe has counted yet."""
     up_share: float | None
-    """Share of those that succeeded."""
+    """Fraction of counted probes that succeeded; null without counted probes."""
     probes: int
-    """Number of those that count."""
+    """Number of counted probes."""
 
 
 @answer()
@@ -113,7 +117,7 @@ class Probe(PublicProbe):
     """The server's own probes of a model, for its operator."""
 
     reason: str | None
-    """Sentence on the last one; null if it succeeded."""
+    """Explanation of the last outcome, as a sentence; null if the probe succeeded."""
 
 
 @answer()
@@ -125,7 +129,7 @@ class ModelState:
     revision: str | None
     task: str | None
     generation: str | None
-    """None for a model that no replica and no request uses."""
+    """Null for a model without replicas and requests."""
     dedicated: bool
     size_bytes: int | None
     desired_replicas: int
@@ -133,28 +137,28 @@ class ModelState:
     waiting: int
     problem: str | None
     probe: Probe | None = None
-    """None if it is not probed."""
+    """Null if the model is not probed."""
     replicas: list[ReplicaStatus]
 
     @property
     def label(self) -> str:
-        """Return the repository, and the revision behind an `@` where one is named."""
+        """Return the repository, followed by `@` and the revision if one was named."""
         return self.repo_id + (f"@{self.revision}" if self.revision else "")
 
     @property
     def subject(self) -> str:
-        """Return the name under which problems are about it."""
+        """Return the subject of problems of this model in this generation."""
         return subject_of(self.label, self.generation)
 
 
 def subject_of(label: str, generation: str | None) -> str:
-    """Return the name under which problems are about a model in one nnsight generation."""
+    """Return the subject of problems of a model in one nnsight generation."""
     return f"{label} (nnsight {generation})" if generation else label
 
 
 @answer()
 class BookedWindow:
-    """A time in which the calendar has a model dedicated."""
+    """A time window in which the calendar dedicates a model, in ISO 8601."""
 
     model: str
     start: str
@@ -163,13 +167,13 @@ class BookedWindow:
 
 @answer()
 class ScheduleState:
-    """The calendar."""
+    """The state of the calendar."""
 
     source: str | None
     problems: list[str]
     next_change: str | None
     read_every_s: float
-    """Seconds after which at the latest a change of the calendar is known."""
+    """Maximum seconds until the server reads a change of the calendar."""
     windows: list[BookedWindow]
 
 
@@ -234,24 +238,24 @@ _EXAMPLE: JsonObject = {
 
 @answer(example=_EXAMPLE)
 class ServerState:
-    """Machines, models, replicas and the calendar."""
+    """Nodes, models, replicas and the calendar."""
 
     nodes: list[NodeState]
     models: list[ModelState]
     problems: list[str]
-    """A sentence for each problem of the server."""
+    """One sentence for each problem of the server."""
     schedule: ScheduleState
 
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
-    """The time for which the queue of a model in one nnsight generation waits."""
+    """The waiting jobs of a model in one nnsight generation, and their times."""
 
     label: str
-    """Repository of the model, and the revision behind an `@` where one is named."""
+    """Repository of the model, followed by `@` and the revision if one was named."""
     generation: str
     waiting: int
     oldest: float | None
-    """Unix time at which the job arrived that waits longest; None if none waits."""
+    """Unix time at which the longest waiting job arrived; None if no job waits."""
     last_dispatched: float | None
-    """Unix time at which the last of the running jobs was sent to its replica; None if none runs."""
+    """Unix time of the last dispatch among the running jobs; None if no job runs."""

@@ -1,4 +1,4 @@
-"""The states of replicas, processors and probes, as answers tell them."""
+"""The states of replicas and processors, and the outcomes of probes, as in answers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ class DeploymentLevel(str, Enum):
     """Place of a replica's weights."""
 
     HOT = "HOT"
-    """On the device that runs them: the replica serves."""
+    """On the device that runs the model: the replica serves."""
     WARM = "WARM"
-    """In the node's memory, in a process that waits: the replica returns without reading a file."""
+    """In the node's memory, in a waiting process: the replica returns without reading a file."""
     COLD = "COLD"
     """On disk only: no replica exists."""
 
 
 class ReplicaState(str, Enum):
-    """State of a replica, or of all that a model has."""
+    """State of one replica, or of all replicas of a model."""
 
     NOT_STARTED = "NOT DEPLOYED"
     DEPLOYING = "DEPLOYING"
@@ -26,12 +26,12 @@ class ReplicaState(str, Enum):
 
     @property
     def for_clients(self) -> str:
-        """Return the state in the four words that clients of 0.6 and 0.7 know; others are errors there."""
+        """Return the state as one of the four words that clients of 0.6 and 0.7 accept."""
         return "DOWN" if self is ReplicaState.UNHEALTHY else self.value
 
 
 class ProcessorStatus(str, Enum):
-    """State of a processor, or of one of its replicas; one that is further comes later."""
+    """State of a processor or of one of its replicas, in the order of progress."""
 
     UNINITIALIZED = "NOT DEPLOYED"
     PROVISIONING = "PROVISIONING"
@@ -42,17 +42,17 @@ class ProcessorStatus(str, Enum):
 
 
 class ProbeKind(str, Enum):
-    """The kinds of outcome of a probe, as a metric's label has them."""
+    """Outcomes of a probe; the values are labels of a metric."""
 
     OK = "ok"
     WRONG = "wrong"
-    """A value came that cannot be the model's, or is another than before."""
+    """The value cannot be the model's, or differs from an earlier value."""
     ERROR = "error"
     """The server refused the trace, or ended it with an error."""
     TIMEOUT = "timeout"
     DOWN = "down"
-    """No replica serves, and none is loading, or one has been for too long."""
+    """No replica serves, and none is loading, or a replica has been loading for too long."""
     LOADING = "loading"
-    """The model is being loaded, and serves once it is there."""
+    """The model is loading, and serves afterwards."""
     UNSUPPORTED = "unsupported"
-    """The model cannot be probed, which says nothing of the server."""
+    """The model cannot be probed. This says nothing about the server."""

@@ -1,4 +1,4 @@
-"""The states of a request, as clients are told them."""
+"""The statuses of a request, as clients receive them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Status(str, Enum):
-    """A request's state; LOG and STREAM are messages in between, not states."""
+    """The status of a request. LOG and STREAM are messages during a run, not states."""
 
     RECEIVED = "RECEIVED"
     QUEUED = "QUEUED"
@@ -25,7 +25,7 @@ class Status(str, Enum):
 
     @property
     def on_header_wire(self) -> Status:
-        """The status that clients of the header wire are told; they know only the earliest ones."""
+        """The status for clients of the header wire: QUEUED in place of a status that they do not know."""
         return Status.QUEUED if self in _UNKNOWN_ON_HEADER_WIRE else self
 
 

@@ -1,4 +1,4 @@
-"""A step in the life of a job: its name, the part of the server that took it, and its times."""
+"""A step of a job: its name, the part of the server that performed it, and its times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 GATEWAY, QUEUE, REPLICA, RUNNER = PARTS = ("gateway", "queue", "replica", "runner")
-"""Parts of the server that take steps, in the order in which a job comes to them."""
+"""Parts of the server that perform steps, in the order in which they receive a job."""
 
 _ORDER = (
     *(
@@ -21,27 +21,27 @@ _ORDER = (
     ),
     *("payload", "send", "running", "prepare", "execute", "pack", "store", "deliver"),
 )
-"""Steps in the order in which a job takes them."""
+"""Names of steps in the order in which a job passes them."""
 
 
 class Step(NamedTuple):
-    """A stretch of a job's life. Steps of different parts overlap: a replica runs what the queue sent."""
+    """A time span of a job. Steps of different parts may overlap: a replica runs a job of the queue."""
 
     name: str
     by: str
     """One of `PARTS`."""
     start: float
-    """Unix seconds, by the clock of the machine on which it was."""
+    """Unix time by the clock of the machine that performed the step."""
     end: float
 
     @property
     def took_s(self) -> float:
-        """Seconds from its start to its end; 0 where a clock was set back meanwhile."""
+        """Seconds from start to end; 0 if the clock was set back meanwhile."""
         return max(0.0, self.end - self.start)
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """Return steps by their beginning; of those that begin at once, those first that a job takes first."""
+    """Return the steps by their start, and equal starts in the order in which a job passes them."""
     return sorted(
         steps,
         key=lambda step: (
@@ -53,5 +53,5 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
 
 
 def steps_from(content: Iterable[Any]) -> tuple[Step, ...]:
-    """Return the steps in a list of lists, as JSON has them; of parts that this version has not, none."""
-    return tuple(Step(*each) for each in content if each[1] in PARTS)
+    """Return the steps in lists of JSON; leave out steps of parts that this version does not know."""
+    return tuple(Step(*fields) for fields in content if fields[1] in PARTS)

@@ -1,6 +1,7 @@
-"""The structure of a model, as a process that reads its repository describes it.
+"""The structure of a model, as described by the process that reads its repository.
 
-`ndif.runtime.structure` writes it. The repository's author chose its texts; they are shown as text alone.
+`ndif.runtime.structure` writes the structure. Its texts come from the repository's author, so they are
+untrusted and shown only as plain text.
 """
 
 from __future__ import annotations
@@ -29,51 +30,51 @@ class TensorShape(BaseModel):
 
 
 class ModuleNode(BaseModel):
-    """A module, or several of one container that have the same structure."""
+    """A module, or several modules of one container with the same structure."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True
     )
 
     name: _Name
-    """Name in its parent; empty for the model itself."""
+    """Name in the parent module; empty for the model itself."""
     class_name: _Name = Field(alias="class")
     parameters: Annotated[list[TensorShape], Field(max_length=32)]
-    """Parameters of its own, without those of modules below it."""
+    """The module's own parameters, without parameters of its submodules."""
     count: _Count
-    """Number of parameters, with those of modules below it; of one module, if it stands for several."""
+    """Number of parameters, including submodules; of one module if the node stands for several."""
     indices: Annotated[list[tuple[_Count, _Count]], Field(max_length=256)] | None = None
-    """First and last index of each run of modules that it stands for; None for a module with a name."""
+    """First and last index of each run of modules that the node stands for; null for one named module."""
     omitted: _Count = 0
-    """Number of its children that are not described."""
+    """Number of child modules that are not described."""
     children: Annotated[list[ModuleNode], Field(max_length=256)] = []
 
     @property
     def number(self) -> int:
-        """Return the number of modules that it stands for."""
+        """Return the number of modules that the node stands for."""
         return sum(last - first + 1 for first, last in self.indices or ((0, 0),))
 
 
 class ModelStructure(BaseModel):
-    """A model's tree of modules, and facts of its config and its repository."""
+    """A model's module tree, and facts from its config and repository."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     tree: ModuleNode
     dtype: _Name | None
     bytes: _Count
-    """Bytes of parameters and buffers."""
+    """Size of the parameters and buffers in bytes."""
     hidden_size: _Count | None
     layers: _Count | None
     heads: _Count | None
     vocabulary: _Count | None
     context_length: _Count | None
-    """Most tokens of one input, by the config."""
+    """Maximum number of tokens of one input, by the config."""
     encoder_decoder: bool
     tokenizer: bool
     """True if the repository has a tokenizer."""
     license: _Name | None
-    """Licence by the repository's card."""
+    """Licence in the repository's card."""
 
     def dump(self) -> dict[str, Any]:
         """Return the structure as a JSON-serialisable dict; `read_structure` is the inverse."""
@@ -82,23 +83,28 @@ class ModelStructure(BaseModel):
 
 @answer()
 class ModelDetails:
-    """Facts of one model, by nnsight generation, that are too large for `/status`."""
+    """Facts about one model, by nnsight generation, that are too large for `/status`."""
 
     structures: Mapping[str, ModelStructure]
     """Empty for a model that was never measured."""
     load_s: Mapping[str, float]
-    """Seconds that its last load took."""
+    """Seconds that the last load took."""
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> ModelDetails:
-        """Return the details of another process, without structures of a form that is not known here."""
-        read = {each: read_structure(found) for each, found in told["structures"].items()}
-        known = {each: found for each, found in read.items() if found is not None}
-        return cls(structures=known, load_s=told["load_s"])
+    def read(cls, content: Mapping[str, Any]) -> ModelDetails:
+        """Return the details that another process sent, without structures of an unknown form."""
+        read = {
+            generation: read_structure(structure)
+            for generation, structure in content["structures"].items()
+        }
+        structures = {
+            generation: structure for generation, structure in read.items() if structure is not None
+        }
+        return cls(structures=structures, load_s=content["load_s"])
 
 
 def read_structure(content: bytes | str | Any) -> ModelStructure | None:
-    """Return the structure in JSON, or in what JSON was read to; None if there is none of that form."""
+    """Return the structure in JSON, or in parsed JSON; None if it is too large or has another form."""
     try:
         if isinstance(content, bytes | str):
             return (

@@ -1,4 +1,4 @@
-"""Responses in the form that each wire's clients read."""
+"""Responses in the form that the clients of each wire read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ndif.schema.response import InlineResult, Response, StoredResult
 from ndif.schema.status import Status
 
 JOB_ID = "0d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21"
-"""The job of the examples."""
+"""Id of the job in examples."""
 
 
 @with_config(
@@ -37,15 +37,15 @@ class JobUpdate(TypedDict):
 
     id: str
     """The job's id."""
-    # Its value, as JSON and pickles have it.
+    # The value of the enum, as in JSON and pickles.
     status: Annotated[str, GetPydanticSchema(lambda _, handler: handler(Status))]
     description: str
-    """A sentence on the state: a position in the queue, or the error of a job that failed."""
+    """A sentence about the state, such as the position in the queue, or the error of a failed job."""
     data: NotRequired[str | tuple[str, int] | None]
-    """With COMPLETED, the address of the result, which is signed and expires; for clients of 0.6 and 0.7
+    """With COMPLETED, the signed address of the result, which expires; for clients of 0.6 and 0.7
     followed by its size in bytes."""
     meta: NotRequired[dict[str, Any] | None]
-    """With COMPLETED, what the run cost: `execution_time` in seconds, `peak_memory` in bytes."""
+    """With COMPLETED, the cost of the run: `execution_time` in seconds, `peak_memory` in bytes."""
 
 
 def _update(response: Response, status: Status) -> JobUpdate:
@@ -63,7 +63,7 @@ def envelope_fields(response: Response) -> JobUpdate:
 
 
 def envelope_frame(response: Response) -> str | bytes:
-    """Return one WebSocket frame: text, or binary where it carries a result."""
+    """Return one WebSocket frame: text, or binary if it carries a result."""
     if isinstance(response.data, InlineResult):
         return torch_bytes_with(
             envelope_fields(response), "data", response.data.content, load=False
@@ -80,7 +80,7 @@ def header_fields(response: Response) -> JobUpdate:
 
 
 def header_frame(response: Response) -> bytes:
-    """Return the payload of one `blocking_response` event."""
+    """Return the payload of one `blocking_response` event; raise a ValueError for a compressed result."""
     if isinstance(response.data, InlineResult):
         if response.data.compressed:
             raise ValueError("an inline result of this wire must not be compressed")
@@ -90,15 +90,15 @@ def header_frame(response: Response) -> bytes:
 
 
 _MAX_JOINED = 16 << 10
-"""Bytes of lines of LOG to which another is joined; each is copied with every line that follows."""
+"""Maximum size, in bytes, of a LOG frame to which another is joined: each join copies the frame."""
 _HEADER_TEXTS = 6
-"""Texts at the beginning of the mapping of `header_fields`: three names, each with its value."""
+"""Number of texts at the beginning of a `header_fields` mapping: three names, each with its value."""
 
 
 def join_header_frames(first: bytes, second: bytes) -> bytes | None:
-    """Return one frame that a client may get for two of `header_frame`; None if it needs both.
+    """Return one frame that replaces two consecutive ones of `header_frame`; None if a client needs both.
 
-    Lines of LOG are joined, and a terminal status makes the one before it superfluous.
+    LOG frames are joined, and a terminal status replaces the status before it.
     """
     (of, status, text), (also_of, next_status, next_text) = map(_read_header, (first, second))
     if of != also_of or status is Status.STREAM or status.terminal:
@@ -111,12 +111,12 @@ def join_header_frames(first: bytes, second: bytes) -> bytes | None:
 
 
 def _read_header(frame: bytes) -> tuple[str, Status, str]:
-    """Return the id, the status and the description in what `header_frame` returned."""
+    """Return the id, the status and the description in a frame of `header_frame`."""
     file = io.BytesIO(frame)
     file.seek(len(_HEAD))
     texts: list[str] = []
     memo: dict[object, str] = {}
-    # A list of instructions, of which none is carried out.
+    # `genops` lists the pickle's instructions without executing them.
     for code, value, _ in pickletools.genops(file):
         if code.name == "BINUNICODE":
             texts.append(str(value))
@@ -131,7 +131,7 @@ def _read_header(frame: bytes) -> tuple[str, Status, str]:
 
 
 def frame(request: Request, response: Response) -> str | bytes:
-    """Return one message to the subscription on which the request's client waits."""
+    """Return one message for the subscription on which the request's client waits."""
     if request.wire is Wire.ENVELOPE:
         return envelope_frame(response)
     return header_frame(response)
@@ -146,8 +146,7 @@ def fields(request: Request, response: Response) -> JobUpdate:
 
 # The format of `torch.save`, written without torch. Its first version, which every torch still reads, is
 # five pickles in a row: a magic number, a protocol version, the writer's word sizes, the object, and the
-# keys of the tensor storages that follow. A response holds no tensor of the control plane's, so the last
-# is empty.
+# keys of the tensor storages that follow. The control plane writes no tensors, so the last one is empty.
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
@@ -163,17 +162,17 @@ _LOAD = b"ctorch.storage\n_load_from_bytes\n"
 
 
 def torch_bytes(fields: Mapping[str, object]) -> bytes:
-    """Return a mapping of plain values as bytes for `torch.load`."""
+    """Return a mapping of plain values as bytes that `torch.load` reads."""
     return b"".join((_HEAD, pickle.dumps(dict(fields), 2), _TAIL))
 
 
 def torch_bytes_with(
     fields: Mapping[str, object], name: str, content: bytes, *, load: bool
 ) -> bytes:
-    """Return `fields` and the entry `name`, which holds `content`, as bytes for `torch.load`.
+    """Return `fields` and an entry `name` that holds `content`, as bytes that `torch.load` reads.
 
-    `content` is copied once, into the result. With `load` the reader loads it as `torch.save` bytes of its
-    own; the writer never looks inside.
+    `content` is copied once, into the result, and never parsed. With `load`, `torch.load` loads the content
+    too, as bytes of `torch.save`.
     """
     opened, key = pickle.dumps(dict(fields), 2)[:-1], pickle.dumps(name, 2)[2:-1]
     size = pickle.BINBYTES8 + struct.pack("<Q", len(content))
