@@ -86,7 +86,7 @@ def test_report_is_printed_as_tables_without_json_option(folder: Path) -> None:
     done = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--top", "3")
     assert done.returncode == 0, done.stderr
     assert "400 requests of 9 users" in done.stdout
-    assert "The 3 models that were asked for most" in done.stdout
+    assert "The first 3 models, of " in done.stdout
     for name in ("lab-0/pythia-000", "a100-1", "p99", "to WARM", "GPUs busy"):
         assert name in done.stdout
     assert "Simulated 1h 2m" in done.stderr

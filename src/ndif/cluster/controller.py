@@ -110,7 +110,7 @@ class Controller:
         """Ids of the nodes to which a model was downloaded before it was placed."""
         self._device_errors = DeviceErrors()
         self._withdrawn: dict[str, Withdrawal] = {}
-        self._asked: list[ReplicaRequest] = []
+        self._undecided: list[ReplicaRequest] = []
 
     # State
 
@@ -122,7 +122,11 @@ class Controller:
     @cluster.setter
     def cluster(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        hot = {each.model_key for each in cluster.replicas() if each.level is DeploymentLevel.HOT}
+        hot = {
+            replica.model_key
+            for replica in cluster.replicas()
+            if replica.level is DeploymentLevel.HOT
+        }
         self.models.note_loaded(hot)
 
     def replica(self, variant: Variant, replica_id: str) -> Replica | None:
@@ -139,7 +143,11 @@ class Controller:
 
     def undecided(self, model: Model) -> set[Variant]:
         """Return the variants of a model that are requested and have no place yet."""
-        return {one.variant for one in self._asked if one.model is model and not one.withdrawn}
+        return {
+            request.variant
+            for request in self._undecided
+            if request.model is model and not request.withdrawn
+        }
 
     def on_leave(self, listener: Leaving) -> None:
         """Call `listener` for each replica that no longer serves."""
@@ -158,36 +166,38 @@ class Controller:
     async def discover(self) -> None:
         """Find the machines, and record those that are new or gone."""
         nodes = await self._discover()
-        found = self.cluster.with_nodes(nodes)  # as the cluster is after the wait
-        self.cluster = found.cluster
+        discovery = self.cluster.with_nodes(nodes)  # as the cluster is after the wait
+        self.cluster = discovery.cluster
         self._withdraw()
-        for node_id in found.removed:
+        for node_id in discovery.removed:
             logger.warning("node %s is gone with its replicas", node_id)
-        for key in found.lost:
+        for key in discovery.lost:
             self._drop_lost(key, EvictedError("its node is gone"))
 
-    async def deploy(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
+    async def deploy(self, requests: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
         """Create the requested replicas that fit, in one decision, so that the largest goes first.
 
         Returns before they are loaded: `Replica.up` waits for that. A request withdrawn meanwhile is void.
         """
-        with self._asking(asked):
-            return await self._deploy(asked)
+        with self._counted_undecided(requests):
+            return await self._deploy(requests)
 
-    async def deploy_beside(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult] | None:
+    async def deploy_beside(
+        self, requests: Sequence[ReplicaRequest]
+    ) -> list[ProvisionResult] | None:
         """Create the requested replicas in addition to existing ones, as `deploy` does.
 
         Return None, and create nothing, if that is not possible without evictions.
         """
-        with self._asking(asked):
-            sizes = await asyncio.gather(*(self._size(one) for one in asked))
+        with self._counted_undecided(requests):
+            sizes = await asyncio.gather(*(self._size(request) for request in requests))
             demands = []
-            for one, size in zip(asked, sizes, strict=True):
-                if isinstance(size, str) or one.void:
+            for request, size in zip(requests, sizes, strict=True):
+                if isinstance(size, str) or request.void:
                     return None
-                demand = one.demand(size, self._files_on.get(one.model.key, frozenset()))
-                there = len(self.cluster.hot(demand.model_key))
-                demands.append(replace(demand, replicas=one.replicas + there))
+                demand = request.demand(size, self._files_on.get(request.model.key, frozenset()))
+                existing = len(self.cluster.hot(demand.model_key))
+                demands.append(replace(demand, replicas=request.replicas + existing))
             decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
             if decision.refused or decision.evictions:
                 return None
@@ -195,24 +205,28 @@ class Controller:
             self._carry_out(decision, "")
             provided = []
             for demand in demands:
-                found = decision.replica_ids(demand.model_key)
-                new = tuple(each for each in found if (demand.model_key, each) not in before)
+                replica_ids = decision.replica_ids(demand.model_key)
+                new = tuple(
+                    replica_id
+                    for replica_id in replica_ids
+                    if (demand.model_key, replica_id) not in before
+                )
                 provided.append(ProvisionResult(new))
             return provided
 
     async def check(
-        self, config: DeploymentConfig, generation: str, gone: Collection[ReplicaKey] = ()
+        self, config: DeploymentConfig, generation: str, freed: Collection[ReplicaKey] = ()
     ) -> str | None:
         """Return the reason why a model cannot be loaded with these settings; None if none is known.
 
-        The model is measured, and needs a place in the cluster without the replicas `gone`.
+        The model is measured, and needs a place in the cluster without the replicas `freed`.
         """
-        model = Model(self._key(config.key), config)
+        model = Model(self._first_key(config.key), config)
         try:
             measured = await self._evaluate(config, generation)
         except ActorError as error:
             return _not_loaded(model, generation, str(error))
-        cluster = self.cluster.without(gone)
+        cluster = self.cluster.without(freed)
         demand = ReplicaRequest(model, generation, config.replicas).demand(measured.size_bytes)
         if not self._uses_placement:
             demand = replace(demand, device=Device.AUTO)
@@ -222,56 +236,58 @@ class Controller:
         return explain_refusal(refused[0]) if refused else None
 
     @contextlib.contextmanager
-    def _asking(self, asked: Sequence[ReplicaRequest]) -> Iterator[None]:
+    def _counted_undecided(self, requests: Sequence[ReplicaRequest]) -> Iterator[None]:
         """Count the requests as undecided meanwhile."""
-        for one in asked:
-            one.model.deploying += 1
-            self._asked.append(one)
+        for request in requests:
+            request.model.deploying += 1
+            self._undecided.append(request)
         try:
             yield
         finally:
-            for one in asked:
-                one.model.deploying -= 1
-                self._asked.remove(one)
+            for request in requests:
+                request.model.deploying -= 1
+                self._undecided.remove(request)
 
-    async def _deploy(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
-        sizes = await asyncio.gather(*(self._size(one) for one in asked))
-        sized = list(zip(asked, sizes, strict=True))
-        decision = await self._decide({one: size for one, size in sized if isinstance(size, int)})
+    async def _deploy(self, requests: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
+        sizes = await asyncio.gather(*(self._size(request) for request in requests))
+        sized = list(zip(requests, sizes, strict=True))
+        decision = await self._decide(
+            {request: size for request, size in sized if isinstance(size, int)}
+        )
         self._carry_out(decision, "another model needs its memory")
         refused = {refusal.model_key: explain_refusal(refusal) for refusal in decision.refused}
         provided = []
-        for one, size in sized:
-            if one.void:
-                why = _WITHDRAWN if one.withdrawn else None
+        for request, size in sized:
+            if request.void:
+                why = _WITHDRAWN if request.withdrawn else None
                 provided.append(ProvisionResult(problem=why, evicted=decision.evictions))
                 continue
-            variant = str(one.variant)
+            variant = str(request.variant)
             problem = size if isinstance(size, str) else refused.get(variant)
-            one.model.problems.pop(one.generation, None)
+            request.model.problems.pop(request.generation, None)
             if problem is not None:
-                one.model.problems[one.generation] = problem
+                request.model.problems[request.generation] = problem
             replica_ids = decision.replica_ids(variant)
             provided.append(ProvisionResult(replica_ids, problem, decision.evictions))
         return provided
 
-    async def _decide(self, asked: Mapping[ReplicaRequest, int]) -> Decision:
+    async def _decide(self, requests: Mapping[ReplicaRequest, int]) -> Decision:
         """Return a decision that evicts only replicas that have been used.
 
         Otherwise two models could evict each other again and again without running a request.
         """
         while True:
             demands = [
-                one.demand(size, self._files_on.get(one.model.key, frozenset()))
-                for one, size in asked.items()
-                if not one.void
+                request.demand(size, self._files_on.get(request.model.key, frozenset()))
+                for request, size in requests.items()
+                if not request.void
             ]
             if not self._uses_placement:
                 demands = [replace(demand, device=Device.AUTO) for demand in demands]
             decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
             leaving = [self._replicas[key] for key in decision.evictions if key in self._replicas]
             unused = [replica for replica in leaving if not replica.used.is_set()]
-            if not unused or any(one.dedicated for one in demands):
+            if not unused or any(demand.dedicated for demand in demands):
                 return decision
             await asyncio.gather(*(replica.used.wait() for replica in unused))
 
@@ -287,13 +303,13 @@ class Controller:
             ActorError: If the model cannot be measured.
         """
         measured = await self._evaluate(config, generation)
-        cluster, stay = self.cluster, {self._key(key) for key in booked}
+        cluster, stay = self.cluster, {self._first_key(key) for key in booked}
         for replica in self.replicas():
             if replica.model.scheduled is not None and replica.model.key not in stay:
                 own = replica.model.config
                 kept = own.replicas if own.dedicated else 0
                 cluster = cluster.with_dedicated(replica.placed.model_key, kept)
-        key = self._key(config.key)
+        key = self._first_key(config.key)
         model = Model(key, replace(config, dedicated=True))
         demand = ReplicaRequest(model, generation, config.replicas).demand(
             measured.size_bytes, self._files_on.get(key, frozenset())
@@ -301,16 +317,16 @@ class Controller:
         # A generator of its own, so that later decisions draw the same ties as without this one.
         rng = random.Random(0)  # noqa: S311 - ties, not secrets
         decision = cluster.deploy([demand], self._now(), rng, self._rules)
-        return [self.cluster.nodes[each.replica.node_id] for each in decision.placed]
+        return [self.cluster.nodes[placement.replica.node_id] for placement in decision.placed]
 
     def note_files(self, key: ModelKey, node_ids: Set[str]) -> None:
         """Note that these nodes have a model's files; placement prefers them to nodes otherwise as good."""
-        self._files_on[self._key(key)] = frozenset(node_ids)
+        self._files_on[self._first_key(key)] = frozenset(node_ids)
 
-    def _key(self, key: ModelKey) -> ModelKey:
+    def _first_key(self, key: ModelKey) -> ModelKey:
         """Return the first key of the model that a key names; the key itself if no model is known."""
-        known = self.models.find(key)
-        return key if known is None else known.key
+        model = self.models.find(key)
+        return key if model is None else model.key
 
     def evict(
         self,
@@ -325,30 +341,30 @@ class Controller:
         before = {placed.key for placed in self.cluster.replicas()}
         decision = self.cluster.evict(map(str, variants), replica_keys, to)
         after = {placed.key for placed in decision.cluster.replicas()}
-        gone = tuple(dict.fromkeys([*decision.evictions, *sorted(before - after)]))
+        evicted = tuple(dict.fromkeys([*decision.evictions, *sorted(before - after)]))
         self._carry_out(decision, why)
-        return gone
+        return evicted
 
     def dedicate(self, model: Model) -> None:
         """Dedicate as many of a model's replicas as its deployment says, and no others."""
-        for variant in {replica.placed.model_key for replica in self._of(model)}:
+        for variant in {replica.placed.model_key for replica in self._replicas_of(model)}:
             replicas = model.dedicated_in(Variant.parse(variant).generation)
             self.cluster = self.cluster.with_dedicated(variant, replicas)
-        self._take_over()
+        self._update_places()
 
-    def adopt(self, found: Sequence[OrphanReplica]) -> list[Replica]:
+    def adopt(self, orphans: Sequence[OrphanReplica]) -> list[Replica]:
         """Adopt replicas that another controller left; end those without a place here."""
-        adoption = adopt(self.cluster, self.models, found)
+        adoption = adopt(self.cluster, self.models, orphans)
         self.cluster = adoption.cluster
-        for one in adoption.dropped:
-            logger.warning("%s has no place here and is ended", one.placed.name)
-            self._end_aside(one.actor.stop(), one.placed)
+        for orphan in adoption.dropped:
+            logger.warning("%s has no place here and is ended", orphan.placed.name)
+            self._end_aside(orphan.actor.stop(), orphan.placed)
         adopted = []
-        for one, place, model in adoption.kept:
-            replica = self._replicas[place.key] = Replica(place, model, one.actor)
+        for orphan, place, model in adoption.kept:
+            replica = self._replicas[place.key] = Replica(place, model, orphan.actor)
             adopted.append(replica)
             logger.info("%s is adopted", place.name)
-            if not one.is_loaded:
+            if not orphan.is_loaded:
                 replica.starting = self._spawn(self._create(replica), place.name)
                 continue
             replica.came_up()
@@ -361,26 +377,30 @@ class Controller:
         """Abandon every replica for another controller to adopt, after ending replicas have ended."""
         self.cluster = Cluster()
         await end(self._tasks - self._ends)
-        await _all(*self._ends)
+        await _wait_for_all(*self._ends)
         self._replicas.clear()
 
     async def stop(self) -> None:
         """End every replica, and wait until all have ended."""
         self.cluster = Cluster()  # later requests find no room
         await end(self._tasks - self._ends)
-        await _all(*(replica.actor.stop() for replica in self._replicas.values()), *self._ends)
+        await _wait_for_all(
+            *(replica.actor.stop() for replica in self._replicas.values()), *self._ends
+        )
         self._replicas.clear()
 
-    async def _size(self, asked: ReplicaRequest) -> int | str:
+    async def _size(self, request: ReplicaRequest) -> int | str:
         settings = measured = None
-        while measured is None or asked.model.deployment != settings:  # which may change meanwhile
-            settings = asked.model.deployment
+        while (
+            measured is None or request.model.deployment != settings
+        ):  # which may change meanwhile
+            settings = request.model.deployment
             try:
-                measured = await self._evaluate(settings, asked.generation)
+                measured = await self._evaluate(settings, request.generation)
             except ActorError as error:
-                return _not_loaded(asked.model, asked.generation, str(error))
+                return _not_loaded(request.model, request.generation, str(error))
         self.models.learn(
-            asked.model,
+            request.model,
             measured.repo_id,
             measured.task,
             measured.parameters,
@@ -388,27 +408,27 @@ class Controller:
         )
         if measured.structure is not None:
             # The description by a replica that loaded the model is kept: this one follows from a config.
-            asked.model.structures.setdefault(asked.generation, measured.structure)
-        if not self._of(asked.model):
-            self.models.unite(asked.model)
-        if asked.model.same_as is None:
+            request.model.structures.setdefault(request.generation, measured.structure)
+        if not self._replicas_of(request.model):
+            self.models.unite(request.model)
+        if request.model.same_as is None:
             # Checked again, now that the hub has told the model's name and whether access is restricted.
-            why = self.models.not_permitted(asked.model.key, asked.model, gated=asked.gated)
+            why = self.models.not_permitted(request.model.key, request.model, gated=request.gated)
             if why is not None:
                 return why
-        self._sizes[asked.variant] = measured.size_bytes
+        self._sizes[request.variant] = measured.size_bytes
         return measured.size_bytes
 
     # Carrying decisions out
 
     def _carry_out(self, decision: Decision, why: str) -> None:
         delta = build(self.cluster, decision.cluster)
-        coming = {placed.key: self._host(placed) for placed in delta.to_create}
+        coming = {placed.key: self._new_replica(placed) for placed in delta.to_create}
         for described in delta.steps(why):
             logger.info("%s", described)
         for placed, destination in (
-            *((each, "disk") for each in delta.to_delete),
-            *((each, "cpu") for each in delta.to_cache),
+            *((placed, "disk") for placed in delta.to_delete),
+            *((placed, "cpu") for placed in delta.to_cache),
         ):
             if placed.level is DeploymentLevel.HOT:
                 label = metrics.model_label(Variant.parse(placed.model_key).model.label)
@@ -432,18 +452,18 @@ class Controller:
                 replica.failed(EvictedError(why))  # so that nothing waits for it in vain
         for placed in delta.from_cache:
             self._replicas[placed.key].returns(placed)
-        self._take_over()
+        self._update_places()
         for node_id, part in delta.by_node().items():
             self._spawn(self._apply(node_id, part, leaving), f"changes of {node_id}")
 
-    def _host(self, placed: PlacedReplica) -> Replica:
+    def _new_replica(self, placed: PlacedReplica) -> Replica:
         variant = Variant.parse(placed.model_key)
         model = self.models.of(variant.model)
         return Replica(
             placed, model, self._make_actor(model.deployment, variant.generation, placed)
         )
 
-    def _take_over(self) -> None:
+    def _update_places(self) -> None:
         for decided in self.cluster.replicas():
             replica = self._replicas.get(decided.key)
             if replica is not None:
@@ -457,11 +477,11 @@ class Controller:
     ) -> None:
         """Delete, cache, return, create: in this order, after earlier changes of the node."""
         async with self._locks[node_id]:
-            await _all(
+            await _wait_for_all(
                 *(self._delete(*leaving[d.key]) for d in delta.to_delete if d.key in leaving),
                 *(self._cache(*leaving[d.key]) for d in delta.to_cache if d.key in leaving),
             )
-            await _all(*(self._return(d.key) for d in delta.from_cache))
+            await _wait_for_all(*(self._return(d.key) for d in delta.from_cache))
             for placed in delta.to_create:
                 if (replica := self._replicas.get(placed.key)) is not None:
                     replica.starting = self._spawn(self._create(replica), replica.placed.name)
@@ -518,7 +538,7 @@ class Controller:
             self._came_up(replica)
         except ActorError as error:
             if isinstance(error, FailedDeviceError):
-                self._failed_on(replica, error.failure)
+                self._record_device_failure(replica, error.failure)
             await self._discover_again()  # a lost node is no fault of the model
             if not replica.is_ending and self._replicas.get(replica.placed.key) is replica:
                 await self._fail(replica, str(error))
@@ -532,7 +552,7 @@ class Controller:
         key = replica.placed.key
         self._learn(replica)
         self.cluster = self.cluster.with_deployed(key, self._now())
-        self._take_over()
+        self._update_places()
         logger.info("%s is ready", replica.placed.name)
         replica.model.problems.pop(replica.generation, None)
         for listener in self._up_listeners:
@@ -558,11 +578,11 @@ class Controller:
     async def _watch(self, replica: Replica) -> None:
         await replica.actor.ended.wait()
         if (failure := replica.actor.device_failure) is not None:
-            self._failed_on(replica, failure)
+            self._record_device_failure(replica, failure)
         await self._discover_again()  # first, or its place on a lost node would be given away
         self.lost(replica)
 
-    def _failed_on(self, replica: Replica, failure: DeviceFailure) -> None:
+    def _record_device_failure(self, replica: Replica, failure: DeviceFailure) -> None:
         """Record the GPU that a replica was lost to; all of its GPUs if the failure names none."""
         place = replica.placed
         node = self.cluster.nodes.get(place.node_id)
@@ -632,7 +652,7 @@ class Controller:
             if has_served:  # otherwise `Replica.up` raises
                 self._notify_leaving(key, str(why))
 
-    def _of(self, model: Model) -> list[Replica]:
+    def _replicas_of(self, model: Model) -> list[Replica]:
         return [replica for replica in self._replicas.values() if replica.model is model]
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -648,7 +668,7 @@ class Controller:
             logger.error("%s failed", task.get_name(), exc_info=defect)
 
 
-async def _all(*work: Awaitable[None]) -> None:
+async def _wait_for_all(*work: Awaitable[None]) -> None:
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, Exception):
             logger.error("a change of a replica failed", exc_info=outcome)

@@ -110,7 +110,7 @@ class ThisMachine:
     protected: Protected = field(init=False, default=tuple)
     _weights: SharedWeights = field(init=False, default_factory=SharedWeights)
     _driver: Driver = field(init=False, default_factory=Driver)
-    _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _inspecting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _machine: LocalMachine | None = field(init=False, default=None)
     _cards: LocalCards | None = field(init=False, default=None)
     _gpu_watch: GpuWatch | None = field(init=False, default=None)
@@ -136,24 +136,24 @@ class ThisMachine:
 
     async def discover(self) -> list[Node]:
         """Return this machine as it was found the first time: a later failure must not empty it."""
-        async with self._looking:
+        async with self._inspecting:
             if self._machine is None:
-                self._machine = await self._look()
+                self._machine = await self._inspect()
         return [self._machine.node]
 
-    async def _look(self) -> LocalMachine:
+    async def _inspect(self) -> LocalMachine:
         """Inspect this machine, and prepare the watch over its GPUs or the choice among them."""
         find = inspect_machine if self.uses_placement else inspect_unplaced
         machine = await find(self.settings, self._driver)
-        found, sizes = machine.gpus, machine.node.resources.gpu_bytes
-        self.fork_servers.devices = found.variable
-        if not found.gpus:
+        visible, sizes = machine.gpus, machine.node.resources.gpu_bytes
+        self.fork_servers.devices = visible.variable
+        if not visible.gpus:
             await self._driver.close()
         elif self.uses_placement:
-            self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
+            self._gpu_watch = GpuWatch(self._driver, visible.gpus, sizes)
         else:
             self._cards = LocalCards(
-                self.settings, self._driver, found.gpus, self.fork_servers, trusted=self.trusted
+                self.settings, self._driver, visible.gpus, self.fork_servers, trusted=self.trusted
             )
         return machine
 
@@ -213,7 +213,7 @@ async def fetch(
         return
     rules = CacheRules(parse_limit(settings.cache_bytes), tuple(protected))
     try:
-        await download(spec, runtimes.installed()[generation], lambda done, total: None, rules)
+        await download(spec, runtimes.installed()[generation], lambda loaded, total: None, rules)
     except DownloadError as error:
         raise ActorError(str(error)) from error
 
@@ -226,8 +226,8 @@ def choose(
     A single GPU is granted in full, since other programs may leave it. Several GPUs give only their free
     bytes, because the model is divided by these sizes. None if all GPUs together do not hold the model.
     """
-    room = [max(0, each - context) for each in free]
-    chosen = fewest(((each, index) for index, each in enumerate(room)), size_bytes)
+    room = [max(0, free_bytes - context) for free_bytes in free]
+    chosen = fewest(((free_bytes, index) for index, free_bytes in enumerate(room)), size_bytes)
     if len(chosen) == 1:
         return {chosen[0]: total[chosen[0]] - context}
     return {index: room[index] for index in chosen} or None
@@ -276,13 +276,13 @@ class LocalCards:
         claimed: Counter[int] = Counter()
         memory = None
         try:
-            found = await self._evaluator(config, runtime)
-            free = await self._free()
+            measured = await self._evaluator(config, runtime)
+            free = await self._free_bytes()
             total = [gpu.usable_bytes or 0 for gpu in self._gpus]
-            if found.cuda:
-                memory = choose(total, free, found.size_bytes, self._context)
+            if measured.cuda:
+                memory = choose(total, free, measured.size_bytes, self._context)
             for index in memory or ():
-                claimed[index] = found.size_bytes // len(memory or ()) + self._context
+                claimed[index] = measured.size_bytes // len(memory or ()) + self._context
         except (EvaluationError, DriverError) as error:
             logger.warning("the model is spread over all GPUs: %s", error)
         self._loading += claimed
@@ -291,12 +291,12 @@ class LocalCards:
         finally:
             self._loading -= claimed
 
-    async def _free(self) -> list[int]:
+    async def _free_bytes(self) -> list[int]:
         """Return the free bytes of each GPU that are not reserved, or raise a `DriverError`."""
         cards, _ = await self._driver.physical_gpus()
         free = {card.gpu.uuid: card.gpu.free_bytes for card in cards}
         left = [free.get(gpu.uuid, 0) - self._loading[i] for i, gpu in enumerate(self._gpus)]
-        return [max(0, each) for each in left]
+        return [max(0, free_bytes) for free_bytes in left]
 
     async def close(self) -> None:
         """End the evaluator."""
@@ -319,28 +319,28 @@ class LocalMachine:
 
 async def inspect_unplaced(settings: PlacementSettings, driver: Driver) -> LocalMachine:
     """Inspect this machine for a server without placement, whose replicas share all GPUs."""
-    found = await _found(driver)
+    visible = await _visible_gpus(driver)
     resources = Resources.of((), cpu_memory(), settings.model_cache_percentage)
-    return LocalMachine(Node("local", machine_name(), resources), found)
+    return LocalMachine(Node("local", machine_name(), resources), visible)
 
 
 async def inspect_machine(settings: Settings, driver: Driver) -> LocalMachine:
     """Inspect this machine. Replicas on GPUs that are declared but absent run on the CPU."""
-    found = await _found(driver)
+    visible = await _visible_gpus(driver)
     declared = parse_gpus(settings.node_gpus)
     if settings.node_gpus:
-        if len(declared) > len(found.gpus):
+        if len(declared) > len(visible.gpus):
             logger.warning(
                 "%d GPUs are declared (NDIF_NODE_GPUS) and %d are present: replicas on them run on the CPU",
                 len(declared),
-                len(found.gpus),
+                len(visible.gpus),
             )
-            found = VisibleGpus()
-        used, sizes = found.gpus[: len(declared)], declared
+            visible = VisibleGpus()
+        used, sizes = visible.gpus[: len(declared)], declared
     else:
-        used = tuple(gpu for gpu in found.gpus if gpu.usable_bytes is not None)
+        used = tuple(gpu for gpu in visible.gpus if gpu.usable_bytes is not None)
         sizes = tuple(gpu.usable_bytes or 0 for gpu in used)
-        for gpu in found.gpus:
+        for gpu in visible.gpus:
             if gpu not in used:
                 logger.warning("%s", without_memory(gpu))
     memory = settings.node_cpu_memory
@@ -353,8 +353,8 @@ async def inspect_machine(settings: Settings, driver: Driver) -> LocalMachine:
     return LocalMachine(Node("local", machine_name(), resources), VisibleGpus(used))
 
 
-async def _found(driver: Driver) -> VisibleGpus:
-    found = await gpus.find_gpus(driver, os.environ)
-    for note in found.notes:
+async def _visible_gpus(driver: Driver) -> VisibleGpus:
+    visible = await gpus.find_gpus(driver, os.environ)
+    for note in visible.notes:
         logger.warning("%s", note)
-    return found
+    return visible

@@ -82,20 +82,20 @@ class ModelFinder:
 
     def _fetch(self, source: _Source) -> Snapshot | None:
         with self._lock:
-            found, now = self._fetched.get(source), time.monotonic()
-            if found is not None or self._ask_again.get(source, now) > now:
-                return found
+            snapshot, now = self._fetched.get(source), time.monotonic()
+            if snapshot is not None or self._ask_again.get(source, now) > now:
+                return snapshot
             try:
                 # The process may end while its thread still writes there.
                 folder = tempfile.TemporaryDirectory(prefix="ndif-hub-", ignore_cleanup_errors=True)
-                found = fetch(*source, Path(folder.name))
+                snapshot = fetch(*source, Path(folder.name))
             except OSError as error:
                 self._ask_again[source] = now + _ASK_AGAIN_S
                 logger.info("the shared files of %s were not fetched: %s", source[0], error)
                 return None
             self._folders.append(folder)
-            self._fetched[source] = found
-            return found
+            self._fetched[source] = snapshot
+            return snapshot
 
 
 class _Archive(NamedTuple):
@@ -120,7 +120,7 @@ class ModelFilesStorage:
     models: Models
     objects: ObjectStore
     finder: ModelFinder = field(default_factory=ModelFinder)
-    _known: dict[_Source, _Archive] = field(default_factory=dict, init=False)
+    _archives: dict[_Source, _Archive] = field(default_factory=dict, init=False)
     _look_again: dict[_Source, float] = field(default_factory=dict, init=False)
 
     @property
@@ -129,19 +129,19 @@ class ModelFilesStorage:
         stored: dict[str, StoredFiles] = {}
         for model in self.models:
             config = model.deployment
-            known = self._known.get(_source(model))
-            if known is not None and model.provides_files:
-                task = config.task or known.task
-                entry = StoredFiles(known.key, config.revision, task)
+            archive = self._archives.get(_source(model))
+            if archive is not None and model.provides_files:
+                task = config.task or archive.task
+                entry = StoredFiles(archive.key, config.revision, task)
                 stored.setdefault(config.repo_id, entry)
         return stored
 
     def record(self, replicas: Iterable[Replica]) -> None:
         """Note the files that replicas have stored (`ModelActor.model`)."""
-        for each in replicas:
-            loaded = each.actor.model
-            if each.is_up and loaded is not None and loaded.files is not None:
-                self._known[_source(each.model)] = _Archive(loaded.files)
+        for replica in replicas:
+            loaded = replica.actor.model
+            if replica.is_up and loaded is not None and loaded.files is not None:
+                self._archives[_source(replica.model)] = _Archive(loaded.files)
 
     async def run(self) -> None:
         """Store files until cancelled."""
@@ -158,11 +158,11 @@ class ModelFilesStorage:
     async def _store(self, model: Model) -> None:
         source = _source(model)
         now = asyncio.get_running_loop().time()
-        if source in self._known or self._look_again.get(source, now) > now:
+        if source in self._archives or self._look_again.get(source, now) > now:
             return
         self._look_again[source] = now + _LOOK_AGAIN_S
         # If this is cancelled, the thread of a slow download is left behind and ends with the process.
-        found = await aside(partial(self.finder.find, model))
-        if found is not None:
-            key = await publish(found.source, found.revision, self.objects)
-            self._known.setdefault(source, _Archive(key, found.task))
+        files = await aside(partial(self.finder.find, model))
+        if files is not None:
+            key = await publish(files.source, files.revision, self.objects)
+            self._archives.setdefault(source, _Archive(key, files.task))

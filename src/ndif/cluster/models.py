@@ -132,12 +132,12 @@ class Model:
     @property
     def names(self) -> frozenset[str]:
         """Return the repository ids by which it is known, in lower case."""
-        known = self._names
-        if known is None or known[0] is not self.config or known[1] != len(self.aliases):
+        cached = self._names
+        if cached is None or cached[0] is not self.config or cached[1] != len(self.aliases):
             first, hub = self.key.repo_id.lower(), self.config.repo_id.lower()
-            known = self.config, len(self.aliases), frozenset((first, hub, *self.aliases))
-            self._names = known
-        return known[2]
+            cached = self.config, len(self.aliases), frozenset((first, hub, *self.aliases))
+            self._names = cached
+        return cached[2]
 
 
 class Models:
@@ -189,12 +189,12 @@ class Models:
         model = self.find(config.key)
         if model is None or not model.called(config.checkpoint):  # else it is in another folder
             return config
-        known = model.config
+        settings = model.config
         return replace(
             config,
-            repo_id=known.repo_id,
-            checkpoint=known.checkpoint,
-            task=config.task or known.task,
+            repo_id=settings.repo_id,
+            checkpoint=settings.checkpoint,
+            task=config.task or settings.task,
         )
 
     def unite(self, model: Model) -> None:
@@ -211,8 +211,8 @@ class Models:
     def note_loaded(self, variants: Iterable[str]) -> None:
         """Record the variants, as strings, that have a replica on a device, up or loading."""
         loaded: dict[str, frozenset[str]] = {}
-        for each in variants:
-            key, _, generation = each.rpartition("@")
+        for variant in variants:
+            key, _, generation = variant.rpartition("@")
             loaded[key] = loaded.get(key, frozenset()) | {generation}
         self._loaded = loaded
 

@@ -304,13 +304,13 @@ class RemoteActor:
             self._order if place is None else replace(self._order, place=replace(place, **changes))
         )
 
-    def _report_progress(self, done: int, total: int) -> None:
-        self._progress = done, total
+    def _report_progress(self, loaded: int, total: int) -> None:
+        self._progress = loaded, total
         self._progressed.set()
 
-    async def progress(self, known: tuple[int, int]) -> tuple[int, int]:
-        """Return the loaded bytes and their total, once they differ from those `known`."""
-        while self._progress == tuple(known):
+    async def progress(self, reported: tuple[int, int]) -> tuple[int, int]:
+        """Return the loaded bytes and their total, once they differ from those `reported`."""
+        while self._progress == tuple(reported):
             self._progressed.clear()
             await self._progressed.wait()
         return self._progress

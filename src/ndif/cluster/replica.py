@@ -106,9 +106,9 @@ class Replica:
             self.used.set()  # decisions that wait for its place are made again
             self._up, self.used = _future(), asyncio.Event()
 
-    def progressed(self, done: int, total: int) -> None:
+    def progressed(self, loaded: int, total: int) -> None:
         """Record how much is loaded."""
-        self.progress = done, total
+        self.progress = loaded, total
 
     def came_up(self) -> None:
         """Record that it can run requests."""
@@ -131,5 +131,5 @@ class Replica:
 def _future() -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     # A failure without a waiter is no defect.
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    future.add_done_callback(lambda completed: completed.cancelled() or completed.exception())
     return future

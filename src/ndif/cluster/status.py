@@ -37,11 +37,13 @@ def client_status(
     scheduled: dict[ModelKey, Model] = {}
     for window in coming:
         key = window.config.key
-        found = controller.models.find(key) or scheduled.setdefault(key, _to_come(window.config))
-        windows.setdefault(id(found), []).append(window)
+        booked = controller.models.find(key) or scheduled.setdefault(
+            key, _booked_model(window.config)
+        )
+        windows.setdefault(id(booked), []).append(window)
     entries = []
     for model in (*controller.models, *scheduled.values()):
-        mine = [each for each in replicas if each.model is model]
+        mine = [replica for replica in replicas if replica.model is model]
         if mine or model.dedicated or not model.on_demand or id(model) in windows:
             of_model = windows.get(id(model), ())
             entries.append(_entry(model, mine, nodes, of_model, probes or Histories()))
@@ -54,7 +56,7 @@ def client_status(
     return ServerStatus(deployments=deployments)
 
 
-def _to_come(config: DeploymentConfig) -> Model:
+def _booked_model(config: DeploymentConfig) -> Model:
     return Model(config.key, replace(config, dedicated=False), on_demand=True)
 
 
@@ -71,7 +73,7 @@ def _in_order(entries: Iterable[ModelStatus]) -> list[ModelStatus]:
         checkpoint = entry.repo_id, entry.revision or ""
         best[checkpoint] = min(rank, best.get(checkpoint, rank))
         ranked.append((checkpoint, rank, entry))
-    ranked.sort(key=lambda one: (one[0][0], -best[one[0]], one[0][1], one[1]))
+    ranked.sort(key=lambda row: (row[0][0], -best[row[0]], row[0][1], row[1]))
     return [entry for _, _, entry in ranked]
 
 
@@ -84,14 +86,17 @@ def _entry(
 ) -> ModelStatus:
     key = model.config.key
     serving, states = {}, {}
-    for generation in sorted({each.generation for each in replicas} | model.problems.keys()):
-        mine = [each for each in replicas if each.generation == generation]
-        serving[generation] = sum(each.serving for each in mine)
+    for generation in sorted({replica.generation for replica in replicas} | model.problems.keys()):
+        mine = [replica for replica in replicas if replica.generation == generation]
+        serving[generation] = sum(replica.serving for replica in mine)
         states[generation] = _state(mine, has_problem=generation in model.problems)
     state = _best(states.values())
     if model.deploying and state is not ReplicaState.RUNNING:
         state = ReplicaState.DEPLOYING  # its size is being worked out, or room made for it
-    probed = {each: probes.public(Target.of(key, each)) for each in (*states, *model.generations)}
+    probed = {
+        generation: probes.public(Target.of(key, generation))
+        for generation in (*states, *model.generations)
+    }
     booked = [
         ScheduledWindow(start=window.start.isoformat(), end=window.end.isoformat())
         for window in windows
@@ -110,10 +115,13 @@ def _entry(
         state=state,
         replicas=serving,
         runtimes=states,
-        nodes=sorted({nodes.get(each.placed.node_id, each.placed.node_id) for each in replicas}),
+        nodes=sorted(
+            {nodes.get(replica.placed.node_id, replica.placed.node_id) for replica in replicas}
+        ),
         parameters=model.parameters,
         config=None if model.architecture is None else dict(model.architecture),
-        probes={each: found for each, found in probed.items() if found is not None} or None,
+        probes={generation: probe for generation, probe in probed.items() if probe is not None}
+        or None,
         schedule=booked or None,
         dedicated=model.dedicated if is_told else None,
     )
@@ -121,7 +129,7 @@ def _entry(
 
 def _level(model: Model, replicas: Iterable[Replica]) -> DeploymentLevel:
     """Return the best level of the replicas; without any, HOT for a dedicated or deploying model."""
-    levels = {each.placed.level for each in replicas}
+    levels = {replica.placed.level for replica in replicas}
     if DeploymentLevel.HOT in levels or (not levels and (model.dedicated or model.deploying)):
         return DeploymentLevel.HOT
     return DeploymentLevel.WARM if levels else DeploymentLevel.COLD
@@ -129,18 +137,18 @@ def _level(model: Model, replicas: Iterable[Replica]) -> DeploymentLevel:
 
 def _state(replicas: Iterable[Replica], *, has_problem: bool) -> ReplicaState:
     """Return the state that clients of these replicas' generation see."""
-    state = _best(each.state for each in replicas)
+    state = _best(replica.state for replica in replicas)
     return ReplicaState.UNHEALTHY if has_problem and state is ReplicaState.NOT_STARTED else state
 
 
 def _best(states: Iterable[ReplicaState]) -> ReplicaState:
-    there = set(states)
-    return next((state for state in _BEST_FIRST if state in there), ReplicaState.NOT_STARTED)
+    present = set(states)
+    return next((state for state in _BEST_FIRST if state in present), ReplicaState.NOT_STARTED)
 
 
 def describe_details(models: Models, key: ModelKey) -> ModelDetails:
     """Return the details of a model; empty details if it is no longer known."""
-    model = next((each for each in models if each.key == key), None)
+    model = next((model for model in models if model.key == key), None)
     if model is None:
         return ModelDetails(structures={}, load_s={})
     return ModelDetails(structures=dict(model.structures), load_s=dict(model.load_s))
@@ -179,9 +187,9 @@ def read(published: Sequence[PublishedModel], repositories: Repositories) -> Mod
     """Return the models that `publish` was given; users may have those of `repositories` loaded."""
     models = Models(repositories=repositories)
     loaded = []
-    for one in published:
-        key = ModelKey.parse(one.key)
-        loaded += [str(Variant(key, generation)) for generation in one.loaded]
-        models.add(project(Model, one, key=key, aliases=set(one.aliases)))
+    for entry in published:
+        key = ModelKey.parse(entry.key)
+        loaded += [str(Variant(key, generation)) for generation in entry.loaded]
+        models.add(project(Model, entry, key=key, aliases=set(entry.aliases)))
     models.note_loaded(loaded)
     return models

@@ -45,8 +45,8 @@ def _check_limits(own: dict[str, Any]) -> dict[str, Any]:
         return KeyLimits.model_validate(own).model_dump(exclude_unset=True)
     except ValidationError as error:
         first = problems(error)[0]
-        known = f"; there are {', '.join(KeyLimits.model_fields)}" if first.is_unknown else ""
-        raise ValueError(f"{first.place}: {first.reason}{known}") from error
+        hint = f"; there are {', '.join(KeyLimits.model_fields)}" if first.is_unknown else ""
+        raise ValueError(f"{first.place}: {first.reason}{hint}") from error
 
 
 _Limits = Annotated[

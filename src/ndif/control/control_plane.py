@@ -79,11 +79,11 @@ class ControlPlane:
         except ValueError as error:
             raise OperationError(400, str(error)) from error
         if not models:
-            known = ", ".join(sorted({m.config.repo_id for m in self.controller.models}))
+            names = ", ".join(sorted({m.config.repo_id for m in self.controller.models}))
             raise OperationError(
                 404,
                 f"There is no model {name[:_MAX_QUOTED]!r} on this server"
-                + (f"; there is {known}." if known else ", nor any other."),
+                + (f"; there is {names}." if names else ", nor any other."),
             )
         return models
 
@@ -119,8 +119,8 @@ class ControlPlane:
         A change of the replica `replica_id` passes if that replica is not dedicated.
         """
         if replica_id is not None and any(
-            each.placed.replica_id == replica_id and not each.placed.dedicated
-            for each in self.controller.replicas()
+            replica.placed.replica_id == replica_id and not replica.placed.dedicated
+            for replica in self.controller.replicas()
         ):
             return
         for model in models:
@@ -152,19 +152,24 @@ class ControlPlane:
         model.generations = frozenset() if generation is None else model.generations - {generation}
         if not model.generations:
             model.config = replace(model.config, dedicated=False)
-        processors = [each for each in self.processors(model) if is_meant(each.variant)]
+        processors = [
+            processor for processor in self.processors(model) if is_meant(processor.variant)
+        ]
         for processor in processors:
             if await processor.fail_waiting(_EVICTED.format(model.config.repo_id)):
                 unplaced.add(str(processor.variant))
         variants = [processor.variant for processor in processors]
-        failed = filter(is_meant, (Variant(model.key, each) for each in [*model.problems]))
+        failed = filter(
+            is_meant,
+            (Variant(model.key, failed_generation) for failed_generation in [*model.problems]),
+        )
         unplaced |= set(map(str, failed))
         if model.problems and model.parameters is None and model.scheduled is None:
             # It was never even measured: as an on-demand model it is forgotten, with its problem.
             model.on_demand = True
-        for each in [*model.problems]:
-            if is_meant(Variant(model.key, each)):
-                del model.problems[each]
+        for failed_generation in [*model.problems]:
+            if is_meant(Variant(model.key, failed_generation)):
+                del model.problems[failed_generation]
         evicted = self.controller.evict(variants, cold=cold)
         unplaced -= {model_key for model_key, _ in evicted}
         return [*evicted, *((model_key, None) for model_key in sorted(unplaced))]
@@ -182,13 +187,15 @@ class ControlPlane:
             processor = self.dispatcher.processor(request.model, request.generation)
             processor.adopt(result.replica_ids)
         if wait:
-            results = [(each, await self._until_up(each, result)) for each, result in results]
+            results = [
+                (request, await self._until_up(request, result)) for request, result in results
+            ]
         return [outcome_of(request, result, evicted) for request, result in results]
 
     def forget_unloadable(self, model: Model) -> None:
         """Forget a new model that could not be measured, so that others do not see it fail."""
         variants = [Variant(model.key, generation) for generation in model.problems]
-        is_measured = any(self.controller.size_of(each) is not None for each in variants)
+        is_measured = any(self.controller.size_of(variant) is not None for variant in variants)
         if variants and not is_measured and model.scheduled is None:
             model.on_demand, model.generations = True, frozenset()
             model.config = replace(model.config, dedicated=False)

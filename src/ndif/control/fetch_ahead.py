@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Fetch = Callable[[DeploymentConfig, str, str], Awaitable[None]]
 """Downloads a model for a generation to the node of this id; raises an `ActorError`."""
 
-_AGAIN = timedelta(minutes=10)
+_RETRY_AFTER = timedelta(minutes=10)
 """Time until a failed download is retried."""
 
 _Booking = tuple[ModelKey, datetime]
@@ -48,21 +48,23 @@ class FetchAhead:
     def update(self, windows: Sequence[Window], generation: Callable[[Window], str]) -> None:
         """Start the downloads of these windows that lack one; cancel those of bookings begun or dropped."""
         now = self.now()
-        coming = {(each.config.key, each.start): each for each in windows if each.start > now}
-        for booking in [each for each in self._tasks if each not in coming]:
+        coming = {
+            (window.config.key, window.start): window for window in windows if window.start > now
+        }
+        for booking in [key for key in self._tasks if key not in coming]:
             self._tasks.pop(booking).cancel()
             del self._not_before[booking]
         for booking, window in coming.items():
             last = self._tasks.get(booking)
-            if last is None or (now >= self._not_before[booking] and self._is_void(last)):
-                self._not_before[booking] = now + _AGAIN
+            if last is None or (now >= self._not_before[booking] and self._needs_retry(last)):
+                self._not_before[booking] = now + _RETRY_AFTER
                 booked = {
-                    each.config.key for each in windows if each.start <= window.start < each.end
+                    other.config.key for other in windows if other.start <= window.start < other.end
                 }
                 fetching = self._fetch(window, generation(window), booked)
                 self._tasks[booking] = asyncio.create_task(fetching, name="download ahead")
 
-    def _is_void(self, last: asyncio.Task[frozenset[str]]) -> bool:
+    def _needs_retry(self, last: asyncio.Task[frozenset[str]]) -> bool:
         """Return True if a download has failed, or one of its nodes is gone."""
         if not last.done():
             return False

@@ -58,8 +58,8 @@ class Leader(Catalogue, Protocol):
     async def record(self, events: Sequence[OperatorsEvent]) -> None:
         """Add events to the operators' log."""
 
-    async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
-        """Return the state of the dashboard once its name is not `seen`; see `Overview.next`."""
+    async def next_state(self, last_name: str, users: Sequence[str]) -> NextState:
+        """Return the state of the dashboard once its name is not `last_name`; see `Overview.next`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ class InProcessLeader:
     async def connected(self) -> bool:
         # Unless the models are fixed, a model is loaded for its first request.
         controller = self._control.controller
-        return not controller.models.fixed or any(each.serving for each in controller.replicas())
+        return not controller.models.fixed or any(
+            replica.serving for replica in controller.replicas()
+        )
 
     async def perform(self, operation: Operation) -> Any:
         return await operation.perform(self._control)
@@ -90,8 +92,8 @@ class InProcessLeader:
         return self._control.dispatcher.update_of(request_id, is_stored=stored is not None)
 
     async def record(self, events: Sequence[OperatorsEvent]) -> None:
-        for each in events:
-            self._control.events.add(each)
+        for event in events:
+            self._control.events.add(event)
 
-    async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
-        return await self._control.overview.next(seen, users)
+    async def next_state(self, last_name: str, users: Sequence[str]) -> NextState:
+        return await self._control.overview.next(last_name, users)

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 _KILLED = "The server's operator has ended this job."
 _CANCELLED = "You have ended this job."
-_STILL_COME_S = 600.0
+_LATE_REQUESTS_S = 600.0
 """Seconds in which requests of a revoked key may still arrive, because gateways cache keys."""
 _REVOKED = "This job is ended: its API key was revoked. Ask the server's operator for another."
 _HOT = DeploymentLevel.HOT
@@ -84,7 +84,7 @@ T = TypeVar("T")
 
 
 def _parse_deployments(value: object) -> tuple[DeploymentChange, ...]:
-    if isinstance(value, tuple) and all(isinstance(each, DeploymentChange) for each in value):
+    if isinstance(value, tuple) and all(isinstance(change, DeploymentChange) for change in value):
         return value
     changes = changes_from_value(value, "deployments")
     if not changes:
@@ -95,7 +95,7 @@ def _parse_deployments(value: object) -> tuple[DeploymentChange, ...]:
 Deployments = Annotated[
     tuple[DeploymentChange, ...],
     PlainValidator(_parse_deployments),
-    PlainSerializer(lambda changes: [to_entry(each.config, each.given) for each in changes]),
+    PlainSerializer(lambda changes: [to_entry(change.config, change.given) for change in changes]),
     AsInFile(),
 ]
 """Models to deploy; in JSON, the list or mapping of a deployment file."""
@@ -218,7 +218,7 @@ class Deploy(Operation):
     async def perform(self, control: ControlPlane) -> answers.Outcomes:
         # Check all that can be checked before anything is evicted.
         plans = [self._plan(control, change) for change in self.deployments]
-        kept = {id(plan.known) for plan in plans}
+        kept = {id(plan.model) for plan in plans}
         others = [m for m in control.controller.models if id(m) not in kept and m.scheduled is None]
         leaving = others if self.sync else []
         refusals = [await self._refusals(control, plan, leaving) for plan in plans]
@@ -229,27 +229,27 @@ class Deploy(Operation):
                 evicted += await control.evict_model(other, cold=False)
         plans = [plan for plan, refused in zip(plans, refusals, strict=True) if not refused]
         # Two names may mean one model: the last settings win.
-        rolled = {id(plan.known): plan for plan in plans if plan.is_rollout(control)}
-        plain = [plan for plan in plans if id(plan.known) not in rolled]
-        found = await asyncio.gather(
+        rolled = {id(plan.model): plan for plan in plans if plan.is_rollout(control)}
+        plain = [plan for plan in plans if id(plan.model) not in rolled]
+        provided = await asyncio.gather(
             self._provide(control, plain, evicted),
             *(self._roll_out(control, plan, evicted) for plan in rolled.values()),
         )
-        outcomes += [outcome for some in found for outcome in some]
+        outcomes += [outcome for some in provided for outcome in some]
         return answers.Outcomes(models=outcomes)
 
     def _plan(self, control: ControlPlane, change: DeploymentChange) -> _Plan:
         models = control.controller.models
-        known, config = models.find(change.config.key), change.config
-        if known is not None:
+        model, config = models.find(change.config.key), change.config
+        if model is not None:
             try:
-                config = models.as_known(config if self.sync else change.applied_to(known.config))
+                config = models.as_known(config if self.sync else change.applied_to(model.config))
             except SettingsError as error:
                 raise OperationError(400, f"{config.repo_id}: {error}") from error
         chosen = config.deployed_for if self.generation is None else (self.generation,)
-        generations = [control.installed(each) for each in chosen or (None,)]
-        before = None if known is None else known.config
-        return _Plan(known, before, config, generations, change)
+        generations = [control.installed(generation) for generation in chosen or (None,)]
+        before = None if model is None else model.config
+        return _Plan(model, before, config, generations, change)
 
     async def _refusals(
         self, control: ControlPlane, plan: _Plan, leaving: Sequence[Model]
@@ -261,22 +261,28 @@ class Deploy(Operation):
         if not plan.is_changed:
             return []
         replicas = control.controller.replicas()
-        of_model = [each for each in replicas if each.model is plan.known]
-        gone = [each.placed.key for each in replicas if each.model in (plan.known, *leaving)]
+        of_model = [replica for replica in replicas if replica.model is plan.model]
+        freed = [
+            replica.placed.key for replica in replicas if replica.model in (plan.model, *leaving)
+        ]
         outcomes = []
         for generation in plan.generations:
-            problem = await control.controller.check(plan.config, generation, gone)
+            problem = await control.controller.check(plan.config, generation, freed)
             if problem is None:
                 continue
-            there = [each for each in of_model if each.generation == generation and each.serving]
-            if there:
+            serving = [
+                replica
+                for replica in of_model
+                if replica.generation == generation and replica.serving
+            ]
+            if serving:
                 name, reason = plan.config.repo_id, problem.removesuffix(".")
                 problem = f"{reason}. {name!r} serves on with the settings from before."
             outcomes.append(
                 answers.DeployedModel(
                     repo_id=plan.config.repo_id,
                     generation=generation,
-                    replicas=[each.placed.replica_id for each in there],
+                    replicas=[replica.placed.replica_id for replica in serving],
                     evicted=[],
                     problem=problem,
                 )
@@ -286,20 +292,20 @@ class Deploy(Operation):
     async def _roll_out(
         self, control: ControlPlane, plan: _Plan, evicted: Sequence[Evicted]
     ) -> list[answers.DeployedModel]:
-        if plan.known is None:
+        if plan.model is None:
             return []
         changes = plan.changes
         results = await control.rollouts.roll_out(
-            plan.known, plan.config, plan.generations, wait=self.wait
+            plan.model, plan.config, plan.generations, wait=self.wait
         )
         return [
             replace(
-                outcome_of(each.request, each.result, evicted),
-                changes=() if each.result.problem else changes,
-                is_down=each.is_down,
-                down_s=each.down_s,
+                outcome_of(rolled_out.request, rolled_out.result, evicted),
+                changes=() if rolled_out.result.problem else changes,
+                is_down=rolled_out.is_down,
+                down_s=rolled_out.down_s,
             )
-            for each in results
+            for rolled_out in results
         ]
 
     async def _provide(
@@ -325,7 +331,7 @@ class Deploy(Operation):
                 change = DeploymentChange(request.model.config, plan.change.given)
                 again = Deploy(deployments=(change,), generation=request.generation, wait=self.wait)
                 (outcomes[index],) = (await again.perform(control)).models
-            elif plan.known is None:
+            elif plan.model is None:
                 control.forget_unloadable(request.model)
             else:
                 outcomes[index] = replace(outcomes[index], changes=plan.changes)
@@ -336,7 +342,7 @@ class Deploy(Operation):
 class _Plan:
     """One model of a deployment, with its old and its new settings."""
 
-    known: Model | None
+    model: Model | None
     """The model; None for a new one."""
     before: DeploymentConfig | None
     """The old settings; None for a new model."""
@@ -352,14 +358,14 @@ class _Plan:
     @property
     def is_changed(self) -> bool:
         """True if settings change that a loaded replica cannot change; False for a booked model."""
-        if self.known is None or self.before is None or self.known.scheduled is not None:
+        if self.model is None or self.before is None or self.model.scheduled is not None:
             return False
         return self.before.as_loaded != self.config.as_loaded
 
     def is_rollout(self, control: ControlPlane) -> bool:
         """Return True if the model has replicas that must be replaced."""
         replicas = control.controller.replicas()
-        return self.is_changed and any(each.model is self.known for each in replicas)
+        return self.is_changed and any(replica.model is self.model for replica in replicas)
 
 
 class Evict(Operation):
@@ -388,8 +394,12 @@ class Evict(Operation):
         models = control.find(self.model)
         replica_id = None
         if self.replica is not None:
-            existing = (each for each in control.controller.replicas() if each.model in models)
-            replica_id = _whole_id(self.replica, (each.placed.replica_id for each in existing))
+            existing = (
+                replica for replica in control.controller.replicas() if replica.model in models
+            )
+            replica_id = _resolve_id(
+                self.replica, (replica.placed.replica_id for replica in existing)
+            )
         control.refuse_scheduled(models, replica_id)
         if replica_id is None:
             evicted = [
@@ -405,7 +415,7 @@ class Evict(Operation):
             names = ", ".join(sorted({model.config.repo_id for model in models}))
             of = "" if self.generation is None else f" for nnsight {self.generation}"
             raise OperationError(404, f"{names!r} has no replica{of} to evict.")
-        return _evicted(evicted)
+        return _evicted_answer(evicted)
 
     async def _evict_all(self, control: ControlPlane) -> answers.Evicted:
         evicted, scheduled = [], []
@@ -414,15 +424,15 @@ class Evict(Operation):
                 scheduled.append(model.config.repo_id)
             else:
                 evicted += await control.evict_model(model, cold=self.cold)
-        return _evicted(evicted, scheduled)
+        return _evicted_answer(evicted, scheduled)
 
     def _evict_replica(
         self, control: ControlPlane, models: Sequence[Model], replica_id: str
     ) -> list[Evicted]:
         keys = [
-            each.placed.key
-            for each in control.controller.replicas()
-            if each.model in models and each.placed.replica_id == replica_id
+            replica.placed.key
+            for replica in control.controller.replicas()
+            if replica.model in models and replica.placed.replica_id == replica_id
         ]
         if not keys:
             raise OperationError(404, f"{self.model!r} has no replica {self.replica!r}.")
@@ -479,25 +489,27 @@ class Scale(Operation):
         if self.generation is not None:
             return {control.installed(self.generation)}
         processors = control.processors(model)
-        known = {processor.variant.generation for processor in processors}
+        generations = {processor.variant.generation for processor in processors}
         if self.replicas:
             # The operator's generations; else generations with replicas or requests; else the users' last.
-            in_use = {each.variant.generation for each in processors if not each.idle}
-            known = set(model.generations) or in_use or known
-        return known or {control.installed(model.deployment.runtime)}
+            in_use = {
+                processor.variant.generation for processor in processors if not processor.idle
+            }
+            generations = set(model.generations) or in_use or generations
+        return generations or {control.installed(model.deployment.runtime)}
 
 
-def _whole_id(given: str, ids: Iterable[str]) -> str:
+def _resolve_id(given: str, ids: Iterable[str]) -> str:
     """Return the id that begins with `given`, or `given` if none does; raise if several do."""
-    found = matching_ids(given, ids)
-    if len(found) > 1:
+    matches = matching_ids(given, ids)
+    if len(matches) > 1:
         raise OperationError(
-            400, f"{given[:_MAX_QUOTED]!r} is the beginning of {len(found)} ids: give more of it."
+            400, f"{given[:_MAX_QUOTED]!r} is the beginning of {len(matches)} ids: give more of it."
         )
-    return found[0] if found else given
+    return matches[0] if matches else given
 
 
-def _evicted(keys: Iterable[Evicted], scheduled: Iterable[str] = ()) -> answers.Evicted:
+def _evicted_answer(keys: Iterable[Evicted], scheduled: Iterable[str] = ()) -> answers.Evicted:
     evicted = [answers.EvictedKey(model_key=key, replica_id=replica) for key, replica in keys]
     return answers.Evicted(evicted=evicted, scheduled=tuple(scheduled))
 
@@ -515,36 +527,38 @@ class Restart(Operation):
     async def perform(self, control: ControlPlane) -> answers.Restarted:
         models = control.find(self.model)
         existing = [
-            each
-            for each in control.controller.replicas()
-            if each.model in models
-            and self.generation in (None, Variant.parse(each.placed.model_key).generation)
+            replica
+            for replica in control.controller.replicas()
+            if replica.model in models
+            and self.generation in (None, Variant.parse(replica.placed.model_key).generation)
         ]
         if not existing:
             of = "" if self.generation is None else f" for nnsight {self.generation}"
             raise OperationError(404, f"{self.model!r} has no replica{of} to restart.")
-        hot = [each for each in existing if each.placed.level is _HOT]
+        hot = [replica for replica in existing if replica.placed.level is _HOT]
         # If the model is only WARM, start one replica per generation.
-        restarted = hot or list({each.placed.model_key: each for each in existing}.values())
+        restarted = hot or list(
+            {replica.placed.model_key: replica for replica in existing}.values()
+        )
         counts = Counter(
             control.dispatcher.processor(
-                each.model, Variant.parse(each.placed.model_key).generation
+                replica.model, Variant.parse(replica.placed.model_key).generation
             )
-            for each in restarted
+            for replica in restarted
         )
-        keys = [each.placed.key for each in existing]
+        keys = [replica.placed.key for replica in existing]
         control.controller.evict(replica_keys=keys, cold=True, why=f"{OPERATORS}restarts it")
         requests = [processor.replica_requests(count) for processor, count in counts.items()]
-        outcomes = await control.provide([each[0] for each in requests], wait=False)
-        outcomes += await control.provide([each[1] for each in requests if each[1:]], wait=False)
+        outcomes = await control.provide([batch[0] for batch in requests], wait=False)
+        outcomes += await control.provide([batch[1] for batch in requests if batch[1:]], wait=False)
         if problems := [outcome.problem for outcome in outcomes if outcome.problem]:
             raise OperationError(409, problems[0])
         return answers.Restarted(
             restarted=[
                 answers.ReplicaKey(
-                    model_key=each.placed.model_key, replica_id=each.placed.replica_id
+                    model_key=replica.placed.model_key, replica_id=replica.placed.replica_id
                 )
-                for each in restarted
+                for replica in restarted
             ]
         )
 
@@ -563,7 +577,7 @@ class Kill(Operation):
     async def perform(self, control: ControlPlane) -> answers.Killed:
         lifecycle = control.dispatcher.lifecycle
         held = [request.id for request in lifecycle.held]
-        request_id = _whole_id(self.request_id, held)
+        request_id = _resolve_id(self.request_id, held)
         job = lifecycle.job(request_id)
         if self.user not in (None, None if job is None else job.user):
             raise OperationError(
@@ -593,7 +607,7 @@ class KillKey(Operation):
     """True of a key that was revoked: its user is told so, and what gateways still accept is ended, too."""
 
     async def perform(self, control: ControlPlane) -> answers.KilledJobs:
-        reason, for_s = (_REVOKED, _STILL_COME_S) if self.revoked else (_KILLED, 0.0)
+        reason, for_s = (_REVOKED, _LATE_REQUESTS_S) if self.revoked else (_KILLED, 0.0)
         killed = await control.dispatcher.cancel_all(self.account, reason, for_s)
         return answers.KilledJobs(killed=killed)
 
@@ -611,10 +625,10 @@ class GetJobs(Operation):
 
     async def perform(self, control: ControlPlane) -> JobList:
         unfinished = unfinished_jobs(control.dispatcher, self.user)
-        ended = await _read(control.usage.recent(self.user, self.limit))
+        ended = await _read_usage(control.usage.recent(self.user, self.limit))
         ids = {job.id for job in unfinished}
         return JobList(
-            jobs=[*unfinished, *(JobState.of(each) for each in ended if each.id not in ids)]
+            jobs=[*unfinished, *(JobState.of(record) for record in ended if record.id not in ids)]
         )
 
 
@@ -632,17 +646,17 @@ class GetTrace(Operation):
     async def perform(self, control: ControlPlane) -> Trace:
         job = control.dispatcher.lifecycle.job(self.job_id)
         if job is not None and job.state is not None:
-            found: Trace | None = trace_of(job.request, job.state, job.steps_now())
+            trace: Trace | None = trace_of(job.request, job.state, job.steps_now())
         else:
-            record = await _read(control.usage.find(self.job_id))
-            found = None if record is None else Trace.of(record)
+            record = await _read_usage(control.usage.find(self.job_id))
+            trace = None if record is None else Trace.of(record)
         # The job of another user gets the same answer as a missing one, so that it stays hidden.
-        if found is None or self.user not in (None, found.user):
+        if trace is None or self.user not in (None, trace.user):
             raise OperationError(
                 404,
                 f"There is no job {self.job_id[:_MAX_QUOTED]!r}, or its record is no longer kept.",
             )
-        return found
+        return trace
 
 
 class GetUsage(Operation):
@@ -662,7 +676,7 @@ class GetUsage(Operation):
             since = None if self.since is None else date.fromisoformat(self.since)
         except ValueError as error:
             raise OperationError(400, f"There is no day {self.since!r}.") from error
-        totals = await _read(control.usage.totals(self.by, since, self.user))
+        totals = await _read_usage(control.usage.totals(self.by, since, self.user))
         return answers.UsageReport(by=self.by, since=self.since, usage=totals)
 
 
@@ -681,11 +695,11 @@ class CollectGarbage(Operation):
             expired = dict(await control.responder.sweep(dry=self.dry_run))
         except ObjectStoreError as error:
             raise OperationError(503, f"Nothing can be deleted now: {error}.") from error
-        expired["records"] = await _read(control.usage.sweep(before, dry=self.dry_run))
+        expired["records"] = await _read_usage(control.usage.sweep(before, dry=self.dry_run))
         return answers.Collected(expired=expired, dry_run=self.dry_run)
 
 
-async def _read(reading: Awaitable[T]) -> T:
+async def _read_usage(reading: Awaitable[T]) -> T:
     try:
         return await reading
     except UsageUnavailableError as error:
@@ -737,14 +751,14 @@ class RetryCallbacks(Operation):
     async def _retry(self, callbacks: CallbackDelivery) -> list[str]:
         if self.request_id is None:
             return await callbacks.retry(None)
-        found = await callbacks.queue.find(self.request_id)
-        if not found:
+        matches = await callbacks.queue.find(self.request_id)
+        if not matches:
             raise OperationError(
                 404,
                 f"No call-back of a request {self.request_id[:_MAX_QUOTED]!r} waits or was given up; "
                 "`ndif callbacks list` lists those that are.",
             )
-        return await callbacks.retry(_whole_id(self.request_id, {f.request_id for f in found}))
+        return await callbacks.retry(_resolve_id(self.request_id, {f.request_id for f in matches}))
 
 
 class ListAlerts(Operation):
@@ -814,7 +828,7 @@ def parse_operation(kind: type[Parsed], content: bytes | Mapping[str, Any]) -> P
     except ValidationError as error:
         first = problems(error)[0]
         field = str(first.location[0]) if first.location else "the body"
-        known = f"; there are: {', '.join(kind.model_fields)}" if first.is_unknown else ""
+        hint = f"; there are: {', '.join(kind.model_fields)}" if first.is_unknown else ""
         raise OperationError(
-            400, f"The request is not valid: {field[:_MAX_QUOTED]}: {first.reason}{known}."
+            400, f"The request is not valid: {field[:_MAX_QUOTED]}: {first.reason}{hint}."
         ) from error

@@ -16,7 +16,11 @@ def watched(controller: Controller, reconciler: Reconciler) -> Iterator[Watched]
     Models, and generations of a dedicated model, that only users have loaded are left out, because probes
     would keep them loaded.
     """
-    serving = {(each.model.key, each.generation) for each in controller.replicas() if each.serving}
+    serving = {
+        (replica.model.key, replica.generation)
+        for replica in controller.replicas()
+        if replica.serving
+    }
     for model in controller.models:
         if model.dedicated:
             generations = reconciler.generations_of(model) if model.deployment.replicas else []

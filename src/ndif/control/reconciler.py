@@ -32,7 +32,7 @@ _MAX_BACK_OFF = 32
 _SCALING_INTERVAL_S = 5.0
 _NUMBER = re.compile(r"\d[\d.,:]*")
 _MAX_SUBJECT = 500
-_TOLD_AHEAD = timedelta(days=7)
+_SHOWN_AHEAD = timedelta(days=7)
 """Time ahead for which clients see the calendar."""
 
 
@@ -66,15 +66,15 @@ class Reconciler:
         """Reconcile until cancelled."""
         try:
             await asyncio.gather(
-                self._every(self.interval_s, self.sync),
-                self._every(min(self.interval_s, _SCALING_INTERVAL_S), self.scaling.step),
+                self._repeat(self.interval_s, self.sync),
+                self._repeat(min(self.interval_s, _SCALING_INTERVAL_S), self.scaling.step),
                 self._follow_schedule(),
             )
         finally:
             if self.fetch_ahead is not None:
                 await self.fetch_ahead.stop()
 
-    async def _every(self, interval_s: float, step: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, interval_s: float, step: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self._run_step(step)
             await asyncio.sleep(interval_s)
@@ -102,8 +102,8 @@ class Reconciler:
         await self.controller.discover()
         if self.source is not None:
             # Bookings refer to the operator's models, not to models that users requested.
-            known = (model for model in self.controller.models if not model.on_demand)
-            self.source.deployments = tuple(model.config for model in known)
+            models = (model for model in self.controller.models if not model.on_demand)
+            self.source.deployments = tuple(model.config for model in models)
             self._schedule = await self.source.refresh(self.now())
             if self.source.problems != self._problems:
                 self._problems = self.source.problems
@@ -146,7 +146,7 @@ class Reconciler:
     async def _deploy_missing(self) -> None:
         """Deploy the dedicated models that lack replicas, before any request asks for them."""
         loop = asyncio.get_running_loop()
-        asked = []
+        requests = []
         for model in self.controller.models:
             if not model.dedicated or model.deployment.replicas < 1:
                 continue
@@ -154,32 +154,34 @@ class Reconciler:
             # If a dedicated replica was lost, another replica may become dedicated in its place.
             self.controller.dedicate(model)
             for generation in generations:
-                one = ReplicaRequest(model, generation, model.deployment.replicas)
-                _, not_before = self._failures.get(one.variant, (0, 0.0))
-                if self._is_missing(one) and loop.time() >= not_before:
-                    asked.append(one)
-        if not asked:
+                request = ReplicaRequest(model, generation, model.deployment.replicas)
+                _, not_before = self._failures.get(request.variant, (0, 0.0))
+                if self._is_missing(request) and loop.time() >= not_before:
+                    requests.append(request)
+        if not requests:
             return
-        for one, provided in zip(asked, await self.controller.deploy(asked), strict=True):
-            processor = self.dispatcher.processor(one.model, one.generation)
-            processor.least_replicas = processor.desired_replicas = one.replicas
+        for request, provided in zip(requests, await self.controller.deploy(requests), strict=True):
+            processor = self.dispatcher.processor(request.model, request.generation)
+            processor.least_replicas = processor.desired_replicas = request.replicas
             processor.adopt(provided.replica_ids)
             # The replicas may still fail to load, so the next attempt waits in any case.
-            failures, _ = self._failures.get(one.variant, (0, 0.0))
+            failures, _ = self._failures.get(request.variant, (0, 0.0))
             wait_s = self.interval_s * min(2**failures, _MAX_BACK_OFF)
-            self._failures[one.variant] = (failures + 1, loop.time() + wait_s)
+            self._failures[request.variant] = (failures + 1, loop.time() + wait_s)
 
-    def _is_missing(self, asked: ReplicaRequest) -> bool:
-        variant = str(asked.variant)
+    def _is_missing(self, request: ReplicaRequest) -> bool:
+        variant = str(request.variant)
         dedicated = [
-            each
-            for each in self.controller.replicas()
-            if each.placed.model_key == variant and each.placed.dedicated
+            replica
+            for replica in self.controller.replicas()
+            if replica.placed.model_key == variant and replica.placed.dedicated
         ]
-        serving = sum(each.serving for each in dedicated)
-        if serving >= asked.replicas:
-            self._failures.pop(asked.variant, None)
-        return sum(each.serving or each.is_pending for each in dedicated) < asked.replicas
+        serving = sum(replica.serving for replica in dedicated)
+        if serving >= request.replicas:
+            self._failures.pop(request.variant, None)
+        return (
+            sum(replica.serving or replica.is_pending for replica in dedicated) < request.replicas
+        )
 
     def generations_of(self, model: Model) -> list[str]:
         """Return the generations that a dedicated model is loaded for: its operator's, or the newest.
@@ -195,7 +197,7 @@ class Reconciler:
     def coming(self) -> tuple[Window, ...]:
         """Return the calendar's windows of the next days, as clients see them."""
         now = self.now()
-        return self._schedule.windows(now, now + _TOLD_AHEAD)
+        return self._schedule.windows(now, now + _SHOWN_AHEAD)
 
     def kept_repositories(self) -> dict[str, Kept]:
         """Return the repositories that no machine may delete from its cache, with the reason for each."""
@@ -203,7 +205,7 @@ class Reconciler:
         kept: dict[str, Kept] = {}
         for window in self._schedule.windows(now, end):
             kept |= dict.fromkeys((window.config.repo_id, window.config.checkpoint), "booked")
-        loaded = {id(each.model) for each in self.controller.replicas()}
+        loaded = {id(replica.model) for replica in self.controller.replicas()}
         for model in self.controller.models:
             if model.dedicated or model.deploying or id(model) in loaded:
                 kept |= dict.fromkeys(

@@ -111,22 +111,25 @@ class _Rollout:
         self._withdrawals = model.withdrawals
         # An evicted replica may still finish its last requests, but has no place in the cluster.
         of_model = [
-            each
-            for each in controller.replicas()
-            if each.model is model and controller.cluster.find(each.placed.key) is not None
+            replica
+            for replica in controller.replicas()
+            if replica.model is model and controller.cluster.find(replica.placed.key) is not None
         ]
-        self._serving = [each for each in of_model if each.serving]
+        self._serving = [replica for replica in of_model if replica.serving]
         """Old replicas that serve; if there is room, they stay until the new ones serve."""
-        self._others = [each for each in of_model if not each.serving]
+        self._others = [replica for replica in of_model if not replica.serving]
         self._counts = Counter(
-            each.generation for each in of_model if each.placed.level is DeploymentLevel.HOT
+            replica.generation
+            for replica in of_model
+            if replica.placed.level is DeploymentLevel.HOT
         )
         self._processors = {
-            each: dispatcher.processor(model, each) for each in {*self._counts, *generations}
+            generation: dispatcher.processor(model, generation)
+            for generation in {*self._counts, *generations}
         }
         self._scales = {
-            generation: (each.least_replicas, each.desired_replicas)
-            for generation, each in self._processors.items()
+            generation: (processor.least_replicas, processor.desired_replicas)
+            for generation, processor in self._processors.items()
         }
 
     @contextlib.contextmanager
@@ -143,7 +146,8 @@ class _Rollout:
         model.config, model.on_demand = self._config, False
         model.generations |= {*self._generations}
         requests = [
-            ReplicaRequest(model, each, self._config.replicas) for each in self._generations
+            ReplicaRequest(model, generation, self._config.replicas)
+            for generation in self._generations
         ]
         evicted = self._evict(self._others, _WHY)
         provided = await self._controller.deploy_beside(requests) if self._serving else None
@@ -156,32 +160,37 @@ class _Rollout:
             evicted += self._evict(self._serving, _WHY)
             provided = await self._controller.deploy(requests)
         results = [
-            RolledOut(request, _after(result, evicted), down_since is not None, down_s)
+            RolledOut(request, _with_evictions(result, evicted), down_since is not None, down_s)
             for request, result in zip(requests, provided, strict=True)
         ]
-        for each in results:
-            self._adopt(each.request, each.result)
+        for outcome in results:
+            self._adopt(outcome.request, outcome.result)
         self._controller.dedicate(model)
         if not placed.done():
             placed.set_result(results)
-        results = [replace(each, result=await self._until_up(each)) for each in results]
+        results = [replace(outcome, result=await self._until_up(outcome)) for outcome in results]
         if down_since is not None:
             took_s = loop.time() - down_since
-            results = [replace(each, down_s=took_s) for each in results]
+            results = [replace(outcome, down_s=took_s) for outcome in results]
         if self._is_overtaken:
             return results
-        failed = next((each.result.problem for each in results if each.result.problem), None)
+        failed = next(
+            (outcome.result.problem for outcome in results if outcome.result.problem), None
+        )
         if failed is not None:
-            await self._return_from(results)
+            await self._roll_back(results)
             reason = failed.removesuffix(".")  # a library's message may have no full stop
             sentence = f"{reason}. {await self._restore()}"
             return [
-                replace(each, result=replace(each.result, replica_ids=(), problem=sentence))
-                for each in results
+                replace(outcome, result=replace(outcome.result, replica_ids=(), problem=sentence))
+                for outcome in results
             ]
         if down_since is None:
             left = self._evict(self._serving, _WHY)
-            results = [replace(each, result=_after(each.result, left)) for each in results]
+            results = [
+                replace(outcome, result=_with_evictions(outcome.result, left))
+                for outcome in results
+            ]
         self._controller.dedicate(model)
         return results
 
@@ -195,7 +204,7 @@ class _Rollout:
         return self._model.withdrawals > self._withdrawals or self._model.same_as is not None
 
     def _evict(self, replicas: Sequence[Replica], why: str) -> tuple[ReplicaKey, ...]:
-        keys = [each.placed.key for each in replicas]
+        keys = [replica.placed.key for replica in replicas]
         return self._controller.evict(replica_keys=keys, cold=True, why=why) if keys else ()
 
     def _adopt(self, request: ReplicaRequest, result: ProvisionResult) -> None:
@@ -219,12 +228,12 @@ class _Rollout:
             problem = request.model.problems.get(request.generation, _LOST)
         return replace(result, replica_ids=tuple(up), problem=problem)
 
-    async def _return_from(self, results: Sequence[RolledOut]) -> None:
+    async def _roll_back(self, results: Sequence[RolledOut]) -> None:
         """Evict the new replicas and restore the model's old settings."""
         new = [
-            (str(each.request.variant), replica_id)
-            for each in results
-            for replica_id in each.result.replica_ids
+            (str(outcome.request.variant), replica_id)
+            for outcome in results
+            for replica_id in outcome.result.replica_ids
         ]
         if new:
             self._controller.evict(replica_keys=new, cold=True, why=_FAILED)
@@ -236,15 +245,15 @@ class _Rollout:
     async def _restore(self) -> str:
         """Replace the old replicas that are gone; return a sentence with the outcome."""
         cluster = self._controller.cluster
-        there = Counter(
-            each.generation
-            for each in self._serving
-            if each.serving and cluster.find(each.placed.key) is not None
+        serving = Counter(
+            replica.generation
+            for replica in self._serving
+            if replica.serving and cluster.find(replica.placed.key) is not None
         )
         requests = [
             ReplicaRequest(self._model, generation, count)
             for generation, count in self._counts.items()
-            if there[generation] < count
+            if serving[generation] < count
         ]
         if not requests:
             self._controller.dedicate(self._model)
@@ -257,12 +266,12 @@ class _Rollout:
             await self._until_up(RolledOut(request, result))
             for request, result in zip(requests, provided, strict=True)
         ]
-        failed = next((each.problem for each in results if each.problem), None)
+        failed = next((result.problem for result in results if result.problem), None)
         if failed is None:
             return f"{self._name!r} was loaded again with the settings from before."
         return f"With the settings from before it could not be loaded again: {failed}"
 
 
-def _after(result: ProvisionResult, evicted: Sequence[ReplicaKey]) -> ProvisionResult:
+def _with_evictions(result: ProvisionResult, evicted: Sequence[ReplicaKey]) -> ProvisionResult:
     """Return the result with `evicted` added to its evicted replicas."""
     return replace(result, evicted=tuple(dict.fromkeys((*evicted, *result.evicted))))

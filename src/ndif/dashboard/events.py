@@ -112,7 +112,7 @@ class _EventStream(Response):
             self._routes.feed.subscribe(self._viewer.user) as subscriber,
         ):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            leaving = asyncio.create_task(_until_gone(receive, subscriber), name="page")
+            leaving = asyncio.create_task(_wait_for_disconnect(receive, subscriber), name="page")
             try:
                 await _send_part(send, self._first)
                 looked_up = time.monotonic()
@@ -138,7 +138,7 @@ class _EventStream(Response):
         return viewer.user == self._viewer.user
 
 
-async def _until_gone(receive: Receive, subscriber: Subscriber) -> None:
+async def _wait_for_disconnect(receive: Receive, subscriber: Subscriber) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     subscriber.close()

@@ -86,7 +86,7 @@ class Feed:
         self._jobs: dict[str, bytes] = {}
         self._taken_at = float("-inf")
         self._users_changed = asyncio.Event()
-        self._asking: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @contextlib.contextmanager
@@ -103,22 +103,22 @@ class Feed:
         self._subscribers.add(subscriber)
         if user is not None:
             self._users_changed.set()
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask_forever(), name="dashboard")
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow_state(), name="dashboard")
         try:
             yield subscriber
         finally:
             self._subscribers.discard(subscriber)
             if not self._subscribers:
-                self._asking.cancel()
-                self._asking = None
+                self._following.cancel()
+                self._following = None
 
     async def state(self) -> PublicState:
         """Return the state as it is now."""
-        found = (await self._next("", ())).state
-        if found is None:  # None means that the named state is unchanged, and "" names no state
+        state = (await self._next("", ())).state
+        if state is None:  # None means that the named state is unchanged, and "" names no state
             raise RuntimeError(_NO_STATE)
-        return found
+        return state
 
     def close(self) -> None:
         """End every stream, also of pages that open later: the server stops."""
@@ -126,33 +126,35 @@ class Feed:
         for subscriber in self._subscribers:
             subscriber.close()
 
-    async def _ask_forever(self) -> None:
-        seen = ""
+    async def _follow_state(self) -> None:
+        last_name = ""
         while True:
-            users = sorted({each.user for each in self._subscribers if each.user is not None})
+            users = sorted(
+                {subscriber.user for subscriber in self._subscribers if subscriber.user is not None}
+            )
             self._users_changed.clear()
-            asked = asyncio.ensure_future(self._next(seen, users))
+            call = asyncio.ensure_future(self._next(last_name, users))
             changed = asyncio.ensure_future(self._users_changed.wait())
             try:
-                await asyncio.wait({asked, changed}, return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done():
+                await asyncio.wait({call, changed}, return_when=asyncio.FIRST_COMPLETED)
+                if not call.done():
                     continue  # a user's page has opened: ask again, for that user's jobs too
-                answer = asked.result()
+                answer = call.result()
             except (OperationError, BrokerError) as error:
-                seen = await self._report_unavailable(str(error))
+                last_name = await self._report_unavailable(str(error))
             except Exception:
                 logger.exception("the dashboard has no state")
-                seen = await self._report_unavailable(_NO_STATE)
+                last_name = await self._report_unavailable(_NO_STATE)
             else:
-                seen = answer.name
+                last_name = answer.name
                 self._taken_at = asyncio.get_running_loop().time()
                 if answer.state is not None:
-                    self._take(answer.state, answer.jobs, users)
+                    self._store(answer.state, answer.jobs, users)
                 self._send()
             finally:
-                await end([asked, changed])
+                await end([call, changed])
 
-    def _take(
+    def _store(
         self,
         state: PublicState,
         jobs: Mapping[str, Sequence[OwnJob]],

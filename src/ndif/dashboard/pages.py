@@ -72,18 +72,20 @@ class DashboardFiles:
     """The files of the folder `static`, at an address that changes whenever one of them does."""
 
     def __init__(self) -> None:
-        found = dict(_contents(resources.files("ndif.dashboard") / "static"))
+        contents = dict(_contents(resources.files("ndif.dashboard") / "static"))
         digest = hashlib.sha256()
-        for name, content in sorted(found.items()):
+        for name, content in sorted(contents.items()):
             digest.update(f"{name}\n{len(content)}\n".encode() + content)
         self.version = digest.hexdigest()[:_DIGITS]
         self._pages = {
             name: content.decode().replace(_BASE, f"/static/{self.version}")
-            for name, content in found.items()
+            for name, content in contents.items()
             if name.endswith(".html")
         }
         self._files: Mapping[str, _File] = {
-            name: _file(content, name) for name, content in found.items() if name not in self._pages
+            name: _file(content, name)
+            for name, content in contents.items()
+            if name not in self._pages
         }
 
     def routes(self) -> list[BaseRoute]:
@@ -99,22 +101,22 @@ class DashboardFiles:
 
     async def file(self, http: Request) -> Response:
         """Answer with a file."""
-        found = self._files.get(http.path_params["name"])
-        if found is None or http.path_params["version"] != self.version:
+        file = self._files.get(http.path_params["name"])
+        if file is None or http.path_params["version"] != self.version:
             raise HttpError(
                 404, f"There is no file at {shown_path(http.url.path)}: load the page again."
             )
-        return _answer(found, http, _FOR_EVER)
+        return _answer(file, http, _FOR_EVER)
 
 
 def _contents(folder: Traversable, place: str = "") -> Iterable[tuple[str, bytes]]:
     """Yield the path, relative to the first folder, and the content of each file that is served."""
-    for each in folder.iterdir():
-        name = f"{place}{each.name}"
-        if each.is_dir():
-            yield from _contents(each, f"{name}/")
+    for entry in folder.iterdir():
+        name = f"{place}{entry.name}"
+        if entry.is_dir():
+            yield from _contents(entry, f"{name}/")
         elif name[name.rfind(".") :] in _TYPES:
-            yield name, each.read_bytes()
+            yield name, entry.read_bytes()
 
 
 def _file(content: bytes, name: str) -> _File:

@@ -82,14 +82,14 @@ class Cluster:
 
     def find(self, key: ReplicaKey) -> PlacedReplica | None:
         """Return the replica of this name, HOT or WARM."""
-        found = (node.find(key) for node in self.nodes.values())
-        return next((replica for replica in found if replica is not None), None)
+        replicas = (node.find(key) for node in self.nodes.values())
+        return next((replica for replica in replicas if replica is not None), None)
 
     # Decisions
 
     def deploy(
         self,
-        demand: Sequence[Demand],
+        demands: Sequence[Demand],
         now: float,
         rng: Random,
         rules: PlacementRules = DEFAULT_RULES,
@@ -100,29 +100,29 @@ class Cluster:
         the same request. A dedicated model makes as many of its replicas dedicated as it demands. If one
         model takes the only place of another, the search is repeated with ties decided differently.
         """
-        together = frozenset(one.model_key for one in demand)
-        if len(together) < len(demand):
+        together = frozenset(demand.model_key for demand in demands)
+        if len(together) < len(demands):
             raise ValueError("A model was asked for twice in one request.")
-        ordered = sorted(demand, key=lambda one: (not one.dedicated, -one.size_bytes))
-        searches = [Search(one, now, rules, together) for one in ordered]
+        ordered = sorted(demands, key=lambda demand: (not demand.dedicated, -demand.size_bytes))
+        searches = [Search(demand, now, rules, together) for demand in ordered]
         best = self._deploy(searches, rng)
         if best.refused and self._might_fit(best, searches, rng):
             ways = TieEnumerator(rng)
             for _ in range(_MAX_EVALUATIONS // max(1, len(self.nodes))):
-                found = self._deploy(searches, ways)
-                if len(found.placed) > len(best.placed):
-                    best = found
+                decision = self._deploy(searches, ways)
+                if len(decision.placed) > len(best.placed):
+                    best = decision
                 if not best.refused or not ways.next():
                     break
         return best
 
     def _deploy(self, searches: Iterable[Search], rng: Random) -> Decision:
         """Return the decision with ties decided by `rng`."""
-        deploying = _Deploying(dict(self.nodes))
+        deploying = _DecisionState(dict(self.nodes))
         for search in searches:
             deploying.deploy(search, rng)
         return Decision(
-            self._or(deploying.nodes),
+            self._changed_to(deploying.nodes),
             tuple(deploying.placed),
             tuple(deploying.refused),
             tuple(deploying.evictions),
@@ -163,7 +163,7 @@ class Cluster:
                 nodes[node.id] = node.without(replica.key for replica in evicted)
             else:
                 nodes[node.id] = node.with_evicted(hot)
-        return Decision(self._or(nodes), evictions=tuple(evictions))
+        return Decision(self._changed_to(nodes), evictions=tuple(evictions))
 
     def with_dedicated(self, model_key: str, replicas: int) -> Cluster:
         """Return the cluster with this number of a model's HOT replicas dedicated, and no others."""
@@ -171,7 +171,7 @@ class Cluster:
         for position, replica in enumerate(_dedicated_first(self.hot(model_key))):
             node = nodes[replica.node_id]
             nodes[node.id] = node.with_dedicated(replica, position < replicas)
-        return self._or(nodes)
+        return self._changed_to(nodes)
 
     def with_deployed(self, key: ReplicaKey, now: float) -> Cluster:
         """Return the cluster with a replica HOT since `now`, when it came up, not since the decision."""
@@ -188,23 +188,21 @@ class Cluster:
         A node that is not among them is gone with its replicas. So is one whose memory differs: the machine
         was restarted.
         """
-        found = {node.id: node for node in discovered}
+        unmatched = {node.id: node for node in discovered}
         nodes: dict[str, Node] = {}
         removed, lost = [], []
-        for known in self.nodes.values():
-            node = found.pop(known.id, None)
-            if node is not None and node.resources.emptied() == known.resources.emptied():
-                nodes[known.id] = (
-                    known if node.name == known.name else replace(known, name=node.name)
-                )
+        for old in self.nodes.values():
+            node = unmatched.pop(old.id, None)
+            if node is not None and node.resources.emptied() == old.resources.emptied():
+                nodes[old.id] = old if node.name == old.name else replace(old, name=node.name)
                 continue
-            removed.append(known.id)
-            lost += [replica.key for replica in known.replicas()]
+            removed.append(old.id)
+            lost += [replica.key for replica in old.replicas()]
             if node is not None:
                 nodes[node.id] = node.emptied()
-        for node in found.values():
+        for node in unmatched.values():
             nodes[node.id] = node.emptied()
-        return Discovery(self._or(nodes), tuple(removed), tuple(lost))
+        return Discovery(self._changed_to(nodes), tuple(removed), tuple(lost))
 
     def with_withdrawn(self, names: Set[str]) -> Cluster:
         """Return the cluster with these GPUs out of placement, and no others; replicas on them stay."""
@@ -216,7 +214,7 @@ class Cluster:
             if failed != resources.withdrawn:
                 node = replace(node, resources=replace(resources, withdrawn=failed))
             nodes[node.id] = node
-        return self._or(nodes)
+        return self._changed_to(nodes)
 
     def with_replica(self, replica: PlacedReplica) -> Cluster:
         """Return the cluster with a replica that was found; raise if its node or its memory is missing."""
@@ -229,9 +227,9 @@ class Cluster:
         keys = list(replica_keys)
         for node in self.nodes.values():
             nodes[node.id] = node.without(keys)
-        return self._or(nodes)
+        return self._changed_to(nodes)
 
-    def _or(self, nodes: dict[str, Node]) -> Cluster:
+    def _changed_to(self, nodes: dict[str, Node]) -> Cluster:
         """Return a cluster of these nodes, or this one if they are the same."""
         same = len(nodes) == len(self.nodes) and all(
             nodes.get(node_id) is node for node_id, node in self.nodes.items()
@@ -248,7 +246,7 @@ def _dedicated_first(replicas: Sequence[PlacedReplica]) -> list[PlacedReplica]:
     return sorted(replicas, key=lambda d: (not d.dedicated, d.deployed, d.replica_id))
 
 
-class _Deploying:
+class _DecisionState:
     """The state of a decision: nodes with the replicas placed so far."""
 
     def __init__(self, nodes: dict[str, Node]) -> None:
@@ -262,14 +260,14 @@ class _Deploying:
     def deploy(self, search: Search, rng: Random) -> None:
         """Place the replicas of one model that do not exist."""
         demand = search.demand
-        there = _hot(self.nodes, demand.model_key)
+        existing = _hot(self.nodes, demand.model_key)
         if demand.dedicated:
-            for replica in _dedicated_first(there)[: demand.replicas]:
+            for replica in _dedicated_first(existing)[: demand.replicas]:
                 node = self.nodes[replica.node_id]
                 self.nodes[node.id] = node.with_dedicated(replica, True)
-            there = _dedicated_first(_hot(self.nodes, demand.model_key))
-        self.placed += [Placement(replica, CandidateLevel.DEPLOYED) for replica in there]
-        needed = max(0, demand.replicas - len(there))
+            existing = _dedicated_first(_hot(self.nodes, demand.model_key))
+        self.placed += [Placement(replica, CandidateLevel.DEPLOYED) for replica in existing]
+        needed = max(0, demand.replicas - len(existing))
         for still in range(needed, 0, -1):
             if not self._place(search, rng):
                 # Nothing has changed that could help the next replica.
@@ -290,5 +288,5 @@ class _Deploying:
             self._blocked_by[node.id] = held + cached.size_bytes
         self.nodes[node.id] = after
         self.placed.append(Placement(replica, candidate.level))
-        self.evictions += [gone.key for gone in candidate.evictions]
+        self.evictions += [evicted.key for evicted in candidate.evictions]
         return True

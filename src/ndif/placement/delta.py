@@ -36,17 +36,22 @@ class DeploymentDelta:
         changes = (self.to_delete, self.to_cache, self.from_cache, self.to_create)
         return {
             node_id: DeploymentDelta(
-                *(tuple(each for each in change if each.node_id == node_id) for change in changes)
+                *(
+                    tuple(replica for replica in change if replica.node_id == node_id)
+                    for change in changes
+                )
             )
-            for node_id in dict.fromkeys(each.node_id for change in changes for each in change)
+            for node_id in dict.fromkeys(
+                replica.node_id for change in changes for replica in change
+            )
         }
 
     def steps(self, why: str) -> Iterator[str]:
         """Yield a log line for each change; `why` is the reason for evictions."""
-        yield from (f"{each.name} is ended: {why}" for each in self.to_delete)
-        yield from (f"{each.name} becomes WARM: {why}" for each in self.to_cache)
-        yield from (f"{each.name} returns to {each.node_id}" for each in self.from_cache)
-        yield from (f"{each.name} is loaded on {each.node_id}" for each in self.to_create)
+        yield from (f"{replica.name} is ended: {why}" for replica in self.to_delete)
+        yield from (f"{replica.name} becomes WARM: {why}" for replica in self.to_cache)
+        yield from (f"{replica.name} returns to {replica.node_id}" for replica in self.from_cache)
+        yield from (f"{replica.name} is loaded on {replica.node_id}" for replica in self.to_create)
 
 
 def build(before: Cluster, after: Cluster) -> DeploymentDelta:
@@ -67,10 +72,10 @@ def build(before: Cluster, after: Cluster) -> DeploymentDelta:
     for key, new in demand.items():
         if new.level is not DeploymentLevel.HOT:
             continue
-        there = exist.get(key)
-        if there is None or not _movable(there, new):
+        existing = exist.get(key)
+        if existing is None or not _movable(existing, new):
             to_create.append(new)
-        elif not there.has_same_place(new):
+        elif not existing.has_same_place(new):
             from_cache.append(new)
     return DeploymentDelta(tuple(to_delete), tuple(to_cache), tuple(from_cache), tuple(to_create))
 

@@ -43,7 +43,7 @@ class Candidate:
 
 
 _FREE_CPU = attrgetter("free_cpu_bytes")
-_NO = Candidate(CandidateLevel.CANT_ACCOMMODATE)
+_NO_PLACE = Candidate(CandidateLevel.CANT_ACCOMMODATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ class Node:
     ) -> EvictionSteps:
         """Return how evictions make room for a model, sparing models of the same request."""
         spares = any(key in self.hot or key in self.warm for key in together)
-        known = self._steps.get(on_cpu)
-        if not spares and known is not None and known[0] is rules:
-            return known[1]
+        cached = self._steps.get(on_cpu)
+        if not spares and cached is not None and cached[0] is rules:
+            return cached[1]
         resources = self.resources
         for replica in self.cached(together - {model_key}) if on_cpu else ():
             resources = resources.given_back({}, replica.cpu_bytes)
@@ -144,7 +144,7 @@ class Node:
                 candidate = self._on_cpu(demand, evictable_until, together)
             if candidate.level is not CandidateLevel.CANT_ACCOMMODATE:
                 return replace(candidate, level=_level(candidate, warm is not None))
-        return _NO
+        return _NO_PLACE
 
     def _on_gpus(
         self, size_bytes: int, evictable_until: float, together: Set[str], rules: PlacementRules
@@ -154,13 +154,13 @@ class Node:
         fits = partial(room, rules=rules, on_cpu=False)
         evictions = fewest_evictions(movable, self.resources, size_bytes, fits)
         if evictions is None:
-            return _NO
+            return _NO_PLACE
         resources = self.resources
         for replica in evictions:
             resources = resources.given_back(replica.gpu_mem_bytes_by_id, 0)
         assignment = assign(resources, size_bytes, rules)
         if assignment is None:
-            return _NO
+            return _NO_PLACE
         return Candidate(
             CandidateLevel.FREE,
             gpu_mem_bytes_by_id=assignment.gpu_mem_bytes_by_id,
@@ -178,7 +178,7 @@ class Node:
         ]
         evicted = fewest_evictions(ordered, self.resources, demand.size_bytes, _FREE_CPU)
         if evicted is None:
-            return _NO
+            return _NO_PLACE
         return Candidate(
             CandidateLevel.FREE,
             on_cpu=True,
@@ -202,13 +202,13 @@ class Node:
         reserved_bytes: int = 0,
     ) -> Node:
         """Return the node with the replica HOT as `candidate` says, and the evictions done."""
-        gone = [replica.key for replica in candidate.evictions]
+        evicted = [replica.key for replica in candidate.evictions]
         if candidate.on_cpu:
-            node = self.without([*gone, *(replica.key for replica in candidate.dropped)])
+            node = self.without([*evicted, *(replica.key for replica in candidate.dropped)])
         else:
             # While others leave the GPUs, the replica that returns is still WARM and holds CPU memory.
             spared = together | {demand.model_key}
-            node = self.with_evicted(gone, spared, reserved_bytes) if gone else self
+            node = self.with_evicted(evicted, spared, reserved_bytes) if evicted else self
         warm = self.warm.get(demand.model_key, {}).get(replica_id)
         replica = PlacedReplica(
             model_key=demand.model_key,
@@ -233,8 +233,8 @@ class Node:
         free and are not: a replica gives them back only after these have become WARM.
         """
         node = self
-        found = [self.hot.get(model_key, {}).get(replica_id) for model_key, replica_id in keys]
-        for replica in smallest_first(d for d in found if d is not None):
+        replicas = [self.hot.get(model_key, {}).get(replica_id) for model_key, replica_id in keys]
+        for replica in smallest_first(d for d in replicas if d is not None):
             cached = node.cached(spared)
             node = node.without([replica.key])
             size_bytes = replica.size_bytes + reserved_bytes

@@ -40,10 +40,14 @@ class Assignment:
 
 def assign(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assignment | None:
     """Return the GPUs for a model of this size without evictions; None if there are none."""
-    return _share(resources, size_bytes, rules) or _empty(resources, size_bytes, rules)
+    return _assign_shared(resources, size_bytes, rules) or _assign_empty(
+        resources, size_bytes, rules
+    )
 
 
-def _share(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assignment | None:
+def _assign_shared(
+    resources: Resources, size_bytes: int, rules: PlacementRules
+) -> Assignment | None:
     need = size_bytes + resources.context_bytes
     shared = [
         (free, index)
@@ -57,7 +61,9 @@ def _share(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assi
     return _fraction(resources, min(shared)[1], need) if shared else None
 
 
-def _empty(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assignment | None:
+def _assign_empty(
+    resources: Resources, size_bytes: int, rules: PlacementRules
+) -> Assignment | None:
     totals = resources.gpu_bytes
     empty = [
         (resources.model_bytes(index), index)

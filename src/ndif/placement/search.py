@@ -93,8 +93,8 @@ def choose(nodes: Nodes, search: Search, rng: Random) -> tuple[Node, str, Candid
     A WARM replica returns to its own node only, where its weights are. A new replica has a new id.
     """
     for on_cpu in search.demand.on_cpu:
-        if (found := _best(nodes, search, on_cpu, rng)) is not None:
-            node, warm = found
+        if (best := _best(nodes, search, on_cpu, rng)) is not None:
+            node, warm = best
             replica_id = warm.replica_id if warm else new_replica_id(nodes, rng)
             demand, rules = search.demand, search.rules
             candidate = node.evaluate(demand, replica_id, search.now, rules, search.together)
@@ -140,7 +140,7 @@ def _spread(demand: Demand, choices: Sequence[Choice], *, rng: Random) -> Choice
     ]
     first = min(ranks)
     choice: Choice = rng.choice(
-        [one for one, rank in zip(choices, ranks, strict=True) if rank == first]
+        [choice for choice, rank in zip(choices, ranks, strict=True) if rank == first]
     )
     return choice
 

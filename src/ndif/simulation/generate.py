@@ -72,10 +72,10 @@ def trace(
     keys = [parse_model(name) for name in models]
     popularity = list(accumulate(1 / rank**_POPULARITY for rank in range(1, len(keys) + 1)))
     medians_s = {key: _RUN_S * math.exp(rng.gauss(0, _PACES)) for key in keys}
-    found: list[TraceRequest] = []
-    while len(found) < requests:
+    drawn: list[TraceRequest] = []
+    while len(drawn) < requests:
         (key,) = rng.choices(keys, cum_weights=popularity)
-        count = min(1 + int(rng.expovariate(1 / (_BURST - 1))), requests - len(found))
+        count = min(1 + int(rng.expovariate(1 / (_BURST - 1))), requests - len(drawn))
         user = f"user-{rng.randrange(users)}"
         at = _begin(rng, length_s)
         generation = "0.7" if rng.random() < _EARLIER else "0.8"
@@ -84,12 +84,12 @@ def trace(
             run_s = min(medians_s[key] * math.exp(rng.gauss(0, _SPREAD)), _LONGEST_RUN_S)
             # A burst that passes the end continues at the beginning, like one from the day before.
             begin, run_s = round(at % length_s, 3), round(run_s, 3)
-            found.append(
+            drawn.append(
                 TraceRequest(begin, key, user, run_s, generation=generation, priority=priority)
             )
             at += rng.expovariate(1 / _PAUSE_S)
-    found.sort(key=lambda request: request.at)
-    return found
+    drawn.sort(key=lambda request: request.at)
+    return drawn
 
 
 def _begin(rng: random.Random, length_s: float) -> float:

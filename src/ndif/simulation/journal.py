@@ -87,7 +87,7 @@ class Journal:
 
     def __init__(self, trace: Sequence[TraceRequest]) -> None:
         origin = trace[0].at
-        self.outcomes = [RequestOutcome(asked, asked.at - origin) for asked in trace]
+        self.outcomes = [RequestOutcome(request, request.at - origin) for request in trace]
         self.by_model: defaultdict[Variant, NodeUsage] = defaultdict(NodeUsage)
         self.by_node: defaultdict[str, NodeUsage] = defaultdict(NodeUsage)
         self.statuses: Counter[Status] = Counter()

@@ -44,8 +44,8 @@ def report(world: World, journal: Journal, seed: int) -> Row:
             "seed": seed,
         },
         "overall": {
-            **_of_requests(outcomes),
-            **_of_replicas(nodes),
+            **_request_figures(outcomes),
+            **_replica_figures(nodes),
             **_use(nodes, *whole),
         },
         "errors": _errors(outcomes),
@@ -54,7 +54,7 @@ def report(world: World, journal: Journal, seed: int) -> Row:
             {
                 "node": node.name,
                 "gpus": gpus[node.id],
-                **_of_replicas([usages[node.id]]),
+                **_replica_figures([usages[node.id]]),
                 **_use([usages[node.id]], gpus[node.id], cpu[node.id], journal.ended_s),
             }
             for node in world.nodes
@@ -63,7 +63,7 @@ def report(world: World, journal: Journal, seed: int) -> Row:
     }
 
 
-def _of_requests(outcomes: Sequence[RequestOutcome]) -> Row:
+def _request_figures(outcomes: Sequence[RequestOutcome]) -> Row:
     """Return counts of outcomes, and quantiles of waits and run times of requests that ran."""
     ran = [o for o in outcomes if o.dispatched is not None and o.ended is not None]
     return {
@@ -78,7 +78,7 @@ def _of_requests(outcomes: Sequence[RequestOutcome]) -> Row:
     }
 
 
-def _of_replicas(usages: Sequence[NodeUsage]) -> Row:
+def _replica_figures(usages: Sequence[NodeUsage]) -> Row:
     return {
         "cold_loads": sum(usage.cold_loads for usage in usages),
         "warm_returns": sum(usage.warm_returns for usage in usages),
@@ -95,17 +95,17 @@ def _use(
 ) -> Row:
     """Return the fractions of GPUs busy and held, and of CPU memory held, in these hours."""
     return {
-        **_use_of_gpus(usages, gpus * length_s, hours),
-        "cpu_memory_held": _part(
+        **_gpu_use(usages, gpus * length_s, hours),
+        "cpu_memory_held": _fraction(
             _total([u.cpu_bytes for u in usages], hours), cpu_bytes * length_s
         ),
     }
 
 
-def _use_of_gpus(usages: Sequence[NodeUsage], gpu_s: float, hours: slice = _ALL) -> Row:
+def _gpu_use(usages: Sequence[NodeUsage], gpu_s: float, hours: slice = _ALL) -> Row:
     return {
-        "gpu_utilisation": _part(_total([u.gpus_busy for u in usages], hours), gpu_s),
-        "gpus_held": _part(_total([u.gpus_held for u in usages], hours), gpu_s),
+        "gpu_utilisation": _fraction(_total([u.gpus_busy for u in usages], hours), gpu_s),
+        "gpus_held": _fraction(_total([u.gpus_held for u in usages], hours), gpu_s),
     }
 
 
@@ -129,10 +129,10 @@ def _models(journal: Journal, gpu_s: float) -> list[Row]:
             {
                 "model": name[0],
                 "generation": name[1],
-                **_of_requests(outcomes[name]),
-                **_of_replicas(usages[name]),
-                **_use_of_gpus(usages[name], gpu_s),
-                "busy_while_held": _part(busy_s, held_s),
+                **_request_figures(outcomes[name]),
+                **_replica_figures(usages[name]),
+                **_gpu_use(usages[name], gpu_s),
+                "busy_while_held": _fraction(busy_s, held_s),
             }
         )
     return rows
@@ -150,8 +150,11 @@ def _errors(outcomes: Iterable[RequestOutcome]) -> list[Row]:
     for outcome in outcomes:
         if outcome.error is not None:
             alike[_PARTICULARS.sub("…", outcome.error)].append(outcome.error)
-    found = sorted(alike.items(), key=lambda pair: (-len(pair[1]), pair[0]))
-    return [{"requests": len(said), "for_example": said[0]} for _, said in found[:_MOST_REASONS]]
+    ranked = sorted(alike.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+    return [
+        {"requests": len(sentences), "for_example": sentences[0]}
+        for _, sentences in ranked[:_MOST_REASONS]
+    ]
 
 
 def _hours(
@@ -185,14 +188,14 @@ def _quantiles(values: Iterable[float]) -> Row | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    found = {
+    percentiles = {
         f"p{level * 100:g}": _round(ordered[-(-int(level * 1000) * len(ordered) // 1000) - 1])
         for level in _LEVELS
     }
-    return {**found, "max": _round(ordered[-1])}
+    return {**percentiles, "max": _round(ordered[-1])}
 
 
-def _part(of: float, whole: float) -> float | None:
+def _fraction(of: float, whole: float) -> float | None:
     return round(of / whole, 6) + 0.0 if whole else None
 
 

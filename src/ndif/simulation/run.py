@@ -130,27 +130,27 @@ class _Simulation:
 
     async def _send(self, broker: JournalBroker, journal: Journal) -> None:
         loop = asyncio.get_running_loop()
-        for number, asked in enumerate(self.trace):
-            if (left_s := asked.at - self._now()) > 0:
+        for number, request in enumerate(self.trace):
+            if (left_s := request.at - self._now()) > 0:
                 await asyncio.sleep(left_s)
             journal.outcomes[number].received = loop.time()
             if number % _EVERY == 0:
                 self.progress(number)
             await broker.submit(
                 Request(
-                    model=asked.model,
-                    generation=asked.generation,
+                    model=request.model,
+                    generation=request.generation,
                     wire=Wire.ENVELOPE,
                     payload=b"",
                     compress=False,
                     base_url="",
                     subscription_id=_SUBSCRIPTION,
-                    user=asked.user,
-                    weight=asked.weight,
-                    priority=asked.priority,
+                    user=request.user,
+                    weight=request.weight,
+                    priority=request.priority,
                     hotswapping=True,
                     id=str(number),
-                    received=asked.at,
+                    received=request.at,
                 )
             )
         self.progress(len(self.trace))

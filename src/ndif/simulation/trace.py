@@ -43,7 +43,7 @@ class TraceRequest:
 
     def line(self) -> str:
         """Return the request as a line for `read`, without default values."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given = {name: value for name, value in fields.items() if value != _DEFAULTS.get(name)}
         return json.dumps({**given, "model": self.model.repo_id}, ensure_ascii=False)
 
@@ -76,7 +76,7 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "priority": (lambda value: isinstance(value, bool), "true or false"),
 }
 """For each field, a check of its value and a description of valid values."""
-_DEFAULTS = {each.name: each.default for each in dataclasses.fields(TraceRequest)}
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TraceRequest)}
 _NEEDED = [name for name, default in _DEFAULTS.items() if default is dataclasses.MISSING]
 
 

@@ -59,7 +59,7 @@ def _gpus(value: object) -> tuple[int, ...]:
     return parse_gpus(value)
 
 
-def _moving(bytes_per_s: int) -> int:
+def _positive(bytes_per_s: int) -> int:
     if not bytes_per_s:
         raise ValueError("must be more than 0 bytes a second")
     return bytes_per_s
@@ -67,7 +67,7 @@ def _moving(bytes_per_s: int) -> int:
 
 Span = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, allow_inf_nan=False)]
 """A duration, 0 allowed."""
-Rate = Annotated[Size, AfterValidator(_moving)]
+Rate = Annotated[Size, AfterValidator(_positive)]
 """Bytes a second."""
 
 
@@ -109,26 +109,26 @@ class _Settings(_Part):
     """
 
     model_config = ConfigDict(alias_generator=lambda name: name.removesuffix("_s"))
-    made: ClassVar[type[Any]]
+    target: ClassVar[type[Any]]
 
     @model_validator(mode="after")
-    def _agree(self) -> _Settings:
+    def _check_combination(self) -> _Settings:
         try:
             self.make()
         except ValueError as error:
-            names = {name: each.alias or name for name, each in type(self).model_fields.items()}
+            names = {name: field.alias or name for name, field in type(self).model_fields.items()}
             # Use the file's names, which have no `_s`.
-            said = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
-            raise ValueError(said) from None
+            sentence = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
+            raise ValueError(sentence) from None
         return self
 
     def make(self) -> Any:
-        names = {field.name for field in dataclasses.fields(self.made)}
-        return self.made(**self.model_dump(include=names))
+        names = {field.name for field in dataclasses.fields(self.target)}
+        return self.target(**self.model_dump(include=names))
 
 
 class _Rules(_Settings):
-    made = PlacementRules
+    target = PlacementRules
     minimum_deployment_time_s: Span = _RULES.minimum_deployment_time_s
     gpu_fraction_factor: float = _RULES.gpu_fraction_factor
     fraction_largest_possible: float = _RULES.fraction_largest_possible
@@ -139,7 +139,7 @@ class _Rules(_Settings):
 
 
 class _Autoscale(_Settings):
-    made = Bounds
+    target = Bounds
     most: int = Field(default=_BOUNDS.most, ge=1, alias="max_replicas")
     target_wait_s: Duration = _BOUNDS.target_wait_s
     idle_s: Duration = _BOUNDS.idle_s
@@ -148,8 +148,8 @@ class _Autoscale(_Settings):
     longest_backoff_s: Duration = _BOUNDS.longest_backoff_s
 
 
-class _Line(_Settings):
-    made = QueuePolicy
+class _Queue(_Settings):
+    target = QueuePolicy
     head_start_s: Span = _QUEUE_POLICY.head_start_s
     patience: int = Field(default=_QUEUE_POLICY.patience, ge=1)
     max_attempts: int = Field(default=_QUEUE_POLICY.max_attempts, ge=1)
@@ -169,7 +169,7 @@ class _File(_Part):
     rules: _Rules = _Rules()
     speeds: Speeds = Speeds()
     autoscale: _Autoscale = _Autoscale()
-    line: _Line = _Line()
+    line: _Queue = _Queue()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def read_file(path: Path) -> World:
 
 def read(text: str, source: str) -> World:
     """Read the cluster that YAML or JSON text describes; `source` names the text in errors."""
-    value = _parsed(text, source)
+    value = _parse(text, source)
     if not isinstance(value, Mapping):
         raise ClusterFileError(f"{source} must hold nodes and models, not {quoted(value)}.")
     problems: list[str] = []
@@ -227,16 +227,18 @@ def read(text: str, source: str) -> World:
     models = value.get("models")
     configs: list[DeploymentConfig] = []
     sizes: dict[str, int] = {}  # by repository id as written
-    seen: set[str] = set()
+    repo_ids: set[str] = set()
     for name, entry in models.items() if isinstance(models, Mapping) else ():
         try:
             config, weights = _model(str(name), entry)
         except SettingsError as error:
-            problems += [f"{source}: {quoted(name)}: {said}" for said in error.problems.values()]
+            problems += [
+                f"{source}: {quoted(name)}: {sentence}" for sentence in error.problems.values()
+            ]
             continue
-        if config.repo_id.lower() in seen:
+        if config.repo_id.lower() in repo_ids:
             problems.append(f"{source}: {quoted(name)} is there more than once.")
-        seen.add(config.repo_id.lower())
+        repo_ids.add(config.repo_id.lower())
         if isinstance(entry, Mapping) and entry.keys() != {"size"}:
             configs.append(config)  # a size alone deploys nothing; users may request it
         sizes[config.repo_id] = weights
@@ -256,7 +258,7 @@ def read(text: str, source: str) -> World:
     )
 
 
-def _parsed(text: str, source: str) -> object:
+def _parse(text: str, source: str) -> object:
     try:
         return json.loads(text) if source.endswith(".json") else yaml.safe_load(text)
     except json.JSONDecodeError as error:
@@ -287,8 +289,8 @@ def _model(name: str, entry: object) -> tuple[DeploymentConfig, int]:
     except ValueError as error:
         reason = str(error)
     if reason is not None:
-        said = f", not {quoted(fields['size'])}" if "size" in fields else ""
-        problems["size"] = f"size {reason}{said}."
+        hint = f", not {quoted(fields['size'])}" if "size" in fields else ""
+        problems["size"] = f"size {reason}{hint}."
     if problems:
         raise SettingsError(problems)
     return config, weights

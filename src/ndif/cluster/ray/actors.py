@@ -58,7 +58,7 @@ _MADE_S = 300.0
 """Seconds that Ray has to start a replica's process, up to its first answer."""
 _PINGS = 6
 """Number of pings to a process in `_SILENT_S`."""
-_NOTHING = (-1, -1)
+_NO_PROGRESS = (-1, -1)
 """Progress that no replica has, so that it answers at once."""
 _REPORT_S = 0.2
 _SOON_S = 1.0
@@ -105,7 +105,7 @@ class RayModelActor:
 
     def __post_init__(self) -> None:
         if self._handle is not None:
-            self._have(self._handle)
+            self._take_handle(self._handle)
 
     async def describe(self) -> ReplicaDescription:
         """Introduce this process, and return the replica's own description.
@@ -117,25 +117,25 @@ class RayModelActor:
         self.model = described.model
         return described
 
-    def _have(self, handle: Any) -> None:
+    def _take_handle(self, handle: Any) -> None:
         self._handle = handle
         self._watching = [
             asyncio.create_task(self._watch(), name="watch over a replica"),
             asyncio.create_task(self._end_if_silent(), name="sign of life"),
         ]
 
-    async def _made(self, making: asyncio.Future[Any]) -> None:
+    async def _await_handle(self, making: asyncio.Future[Any]) -> None:
         """Take the handle once Ray has made the actor, for which `start` and `stop` may both wait."""
         handle = await asyncio.shield(making)
         if self._handle is None:
-            self._have(handle)
+            self._take_handle(handle)
 
     async def start(self, progress: Progress) -> None:
         try:
             if self._handle is None:
                 # Ray waits for its head here.
                 self._making = aside(self.make)
-                await self._made(self._making)
+                await self._await_handle(self._making)
             reporting = asyncio.create_task(self._report(progress), name="progress")
             try:
                 await self._ask("follow", self.job_sender.introduction)
@@ -161,11 +161,11 @@ class RayModelActor:
         self.model = answer.model
 
     async def _report(self, progress: Progress) -> None:
-        known = (0, 0)
+        reported = (0, 0)
         with contextlib.suppress(ReplicaLostError):
             while True:
-                known = tuple(await self._ask("progress", known))
-                progress(*known)
+                reported = tuple(await self._ask("progress", reported))
+                progress(*reported)
                 await asyncio.sleep(_REPORT_S)
 
     async def to_cache(self) -> None:
@@ -183,7 +183,7 @@ class RayModelActor:
         self._evicted = self._evicted or not self.ended.is_set()
         if self._making is not None and self._handle is None:
             with contextlib.suppress(Exception):  # then there is nothing to end
-                await self._made(self._making)
+                await self._await_handle(self._making)
         if self._handle is not None:
             with contextlib.suppress(ReplicaLostError, RayError, asyncio.TimeoutError):
                 await within(self._ask("stop"), _STOP_S)
@@ -213,7 +213,7 @@ class RayModelActor:
             self._run_by = request.id, self
             if request.subscription_id is None:
                 await announce(request, respond)
-            return await self._run_soon(request) or await self._run(request)
+            return await self._run_by_channel(request) or await self._run(request)
         except ClientLeftError:
             if self._cancels and self._run_by == (request.id, self):
                 # The job was not sent. It will be if its client comes back, and must then run.
@@ -242,7 +242,7 @@ class RayModelActor:
                 raise
             return None
 
-    async def _run_soon(self, request: Request) -> Response | None:
+    async def _run_by_channel(self, request: Request) -> Response | None:
         """Send a job on the replica's channel; return the response if it arrives soon, else None."""
         if self.ended.is_set():
             return None
@@ -316,29 +316,29 @@ class RayModelActor:
 
     async def _answers(self, within_s: float) -> bool:
         """Return False if the replica's process does not answer in time."""
-        asked = asyncio.ensure_future(self._ask("progress", _NOTHING))
+        call = asyncio.ensure_future(self._ask("progress", _NO_PROGRESS))
         silent = asyncio.ensure_future(until_frozen(lambda: self._unreached, within_s))
         try:
-            await asyncio.wait({asked, silent}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                asked.result()
-            return asked.done()
+            await asyncio.wait({call, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                call.result()
+            return call.done()
         finally:
-            await end([asked, silent])
+            await end([call, silent])
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the replica until it answers; a repeated call acts once."""
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
-        gone = asyncio.ensure_future(self._gone.wait())
+        given_up = asyncio.ensure_future(self._gone.wait())
         asking = asyncio.ensure_future(self._ask_until_answered(method, arguments))
         try:
-            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asking, given_up}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 return asking.result()
             raise ReplicaLostError(self._why_gone)
         finally:
-            gone.cancel()
+            given_up.cancel()
             asking.cancel()
 
     async def _ask_until_answered(self, method: str, arguments: tuple[Any, ...]) -> Any:

@@ -69,7 +69,7 @@ def resources_of(declared: Mapping[str, float]) -> Resources | None:
     while size := int(declared.get(_GPU.format(len(gpus)), 0)):
         gpus.append(size)
     cpu = int(declared.get(_CPU, 0))
-    named = {int(found[1]): found[2] for name in declared if (found := _UUID.fullmatch(name))}
+    named = {int(match[1]): match[2] for name in declared if (match := _UUID.fullmatch(name))}
     uuids = [named.get(index) for index in range(len(gpus))]
     context = int(declared.get(_CONTEXT, 0))
     return Resources.of(gpus, cpu, 1.0, uuids, context) if cpu or gpus else None
@@ -100,7 +100,7 @@ T = TypeVar("T")
 NAMESPACE = "NDIF"
 _PREFIX = "ModelActor:"
 _CONNECT_S = 2.0
-_LOOK_S = 1.0
+_REFRESH_S = 1.0
 _PATIENCE_S = 10.0
 """Seconds of silence after which the head counts as gone."""
 _DESCRIBE_S = 10.0
@@ -134,7 +134,7 @@ class RayCluster:
         self._nodes: list[Node] = []
         self._whereabouts: dict[str, RayModelActor] = {}
         self._actors: list[RayModelActor] = []
-        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def connect(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Join the cluster; call `waiting` after each failed attempt."""
@@ -153,7 +153,7 @@ class RayCluster:
                 )
                 waiting()
                 await asyncio.sleep(_CONNECT_S)
-        self._looking = asyncio.create_task(self._look_forever(), name="look at the cluster")
+        self._watching = asyncio.create_task(self._watch_nodes(), name="look at the cluster")
         self._job_sender.start()
 
     async def _connect(self) -> None:
@@ -175,8 +175,8 @@ class RayCluster:
 
     async def close(self) -> None:
         """Leave the cluster; the replicas stay."""
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         self.fork_servers.stop()
         await self._job_sender.stop()
         for actor in self._actors:
@@ -190,7 +190,7 @@ class RayCluster:
     async def discover(self) -> list[Node]:
         """Return the nodes that take models; the last known ones if Ray does not answer."""
         with contextlib.suppress(ClusterError):
-            await self._look()
+            await self._refresh_nodes()
         return self._nodes
 
     def prepare(self, runtime: Runtime) -> None:
@@ -209,7 +209,7 @@ class RayCluster:
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "max_concurrency": _AT_ONCE,
-            **_on(place.node_id),
+            **_node_options(place.node_id),
             # The order names the GPUs to use, so Ray must not hide any from the replica.
             "runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
         }
@@ -227,7 +227,7 @@ class RayCluster:
     async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
         """Download a model to a node by an actor that ends afterwards; see `Fleet.fetch`."""
         order = ReplicaOrder(config, generation, protected=tuple(self.protected()))
-        kind = ray.remote(self._replica).options(**_on(node_id))
+        kind = ray.remote(self._replica).options(**_node_options(node_id))
         try:
             handle = await aside(lambda: kind.remote(to_json(order)))
             try:
@@ -241,21 +241,21 @@ class RayCluster:
             raise ActorError(problem)
 
     def _keep(self, actor: RayModelActor) -> RayModelActor:
-        self._actors = [*(one for one in self._actors if not one.ended.is_set()), actor]
+        self._actors = [*(other for other in self._actors if not other.ended.is_set()), actor]
         return actor
 
     # Replicas of another leader
 
     async def orphans(self) -> list[OrphanReplica]:
         """Return the replicas that another leader left; end those that are not usable."""
-        named = await self._do(lambda: list_named_actors(all_namespaces=True))
-        names = [one["name"] for one in named if one["namespace"] == NAMESPACE]
+        named = await self._call_head(lambda: list_named_actors(all_namespaces=True))
+        names = [entry["name"] for entry in named if entry["namespace"] == NAMESPACE]
         replicas = (self._find(name) for name in names if name.startswith(_PREFIX))
-        return [one for one in await asyncio.gather(*replicas) if one is not None]
+        return [orphan for orphan in await asyncio.gather(*replicas) if orphan is not None]
 
     async def _find(self, name: str) -> OrphanReplica | None:
         try:
-            handle = await self._do(lambda: ray.get_actor(name, namespace=NAMESPACE))
+            handle = await self._call_head(lambda: ray.get_actor(name, namespace=NAMESPACE))
         except ValueError:  # it has ended since
             return None
         actor = self._keep(
@@ -281,29 +281,29 @@ class RayCluster:
 
     # State of the cluster
 
-    async def _look_forever(self) -> None:
+    async def _watch_nodes(self) -> None:
         loop = asyncio.get_running_loop()
-        seen = loop.time()
-        while loop.time() - seen < _PATIENCE_S:
-            await asyncio.sleep(_LOOK_S)
+        last_answer = loop.time()
+        while loop.time() - last_answer < _PATIENCE_S:
+            await asyncio.sleep(_REFRESH_S)
             try:
-                await self._look()
+                await self._refresh_nodes()
             except ClusterError as error:
                 logger.warning("%s", error)
             else:
-                seen = loop.time()
+                last_answer = loop.time()
         logger.error("the Ray cluster at %s is lost", self._address)
         self.lost.set()
 
-    async def _look(self) -> None:
-        table = await self._do(ray.nodes)
+    async def _refresh_nodes(self) -> None:
+        table = await self._call_head(ray.nodes)
         self._nodes = nodes_of(table)
         dead = {entry["NodeID"] for entry in table if not entry["Alive"]}
         for actor in self._actors:
             if actor.node_id in dead and not actor.ended.is_set():
                 actor.node_is_gone()
 
-    async def _do(self, work: Callable[[], T]) -> T:
+    async def _call_head(self, work: Callable[[], T]) -> T:
         """Return the answer of a call to Ray's head, from a thread and with a deadline."""
         try:
             return await within(aside(work), _PATIENCE_S / 2)
@@ -313,7 +313,7 @@ class RayCluster:
             raise ClusterError(f"the Ray cluster at {self._address}: {error}") from error
 
 
-def _on(node_id: str) -> dict[str, Any]:
+def _node_options(node_id: str) -> dict[str, Any]:
     """Return the options of an actor on this node alone."""
     return {
         "num_cpus": 0,
