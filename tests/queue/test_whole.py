@@ -1224,7 +1224,7 @@ def test_one_generation_of_model_is_evicted(tmp_path: Path) -> None:
             with pytest.raises(OperationError, match=r"'a/a' has no replica for nnsight 0\.7"):
                 await evict.perform(world.operations)
             for wrong in (Evict(all=True, generation="0.7"),):
-                with pytest.raises(OperationError, match="with one model alone"):
+                with pytest.raises(OperationError, match="only with one model"):
                     await wrong.perform(world.operations)
             await Evict(model="a/a", generation="0.8", cold=True).perform(world.operations)
             await elapse(90)

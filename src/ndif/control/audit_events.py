@@ -75,14 +75,14 @@ def _operation_entries(operation: Operation, answer: Any) -> _Entries:
                 name, _ = _variant(replica.model_key)
                 by_model[name] = by_model.get(name, 0) + (replica.replica_id is not None)
             for name, count in by_model.items():
-                text = f"{_replicas(count)} {to}." if count else "No replica of it was there."
+                text = f"{_replicas(count)} {to}." if count else "It had no replica."
                 yield "evicted", name, text
         case Kill(), Killed(request_id=request_id):
             yield "killed", request_id, "The job is ended."
         case KillKey(account=account), KilledJobs(killed=killed):
             yield "killed", f"key {account[:8]}", f"{killed} jobs of the key are ended."
         case RetryCallbacks(), Retried(retried=retried):
-            yield "call-backs retried", f"{len(retried)} call-backs", ""
+            yield "call-backs retried", f"{len(retried)} webhooks and mails", ""
         case CollectGarbage(dry_run=False), Collected(expired=expired):
             yield "expired deleted", f"{sum(expired.values())} entries", ""
         case SendTestAlerts(), TestedAlerts(destinations=destinations):
@@ -98,7 +98,7 @@ def _account_entries(operation: AccountOperation, answer: Any) -> _Entries:
         case RevokeKey(), RevokedApiKey(killed=killed):
             yield "key revoked", _key(answer), f"{killed} jobs of the key are ended."
         case ((ImportKeys() | MigrateKeys()), ImportedKeys(imported=imported, known=known)):
-            yield "keys imported", f"{imported} keys", f"{known} were known."
+            yield "keys imported", f"{imported} keys", f"{known} existed already."
         case CreateTier(tier=tier), _:
             yield "tier made", tier, ""
         case ChangeTier(tier=tier), _:
@@ -126,7 +126,7 @@ def _outcome_entries(kind: Kind, answer: Outcomes) -> _Entries:
             # The text above already counts the model's own replicas.
             repo_id, generation = _variant(name)
             if (repo_id.lower(), generation) != own:
-                yield "evicted", repo_id, f"{model.repo_id} took the place."
+                yield "evicted", repo_id, f"Its memory went to {model.repo_id}."
 
 
 def _replicas(count: int) -> str:
@@ -143,5 +143,5 @@ def _variant(model_key: str) -> tuple[str, str]:
 
 
 def _key(key: ApiKey) -> str:
-    """Return the description of a key for logs: the beginning of its id, its user and its name."""
+    """Describe a key for logs: the beginning of its id, its user and its name."""
     return ", ".join(filter(None, (key.id[:12], key.user, key.name)))

@@ -1,4 +1,4 @@
-"""The objects that operations act on, and the steps that several operations share."""
+"""The objects that operations act on, and steps that several operations share."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _MAX_QUOTED = 200
 """Characters of an operator's text that an error repeats."""
 
 Evicted = tuple[str, str | None]
-"""Model key and replica id of an evicted replica; no id where the replica had not been placed yet."""
+"""Model key and replica id of an evicted replica; the id is None if the replica had no place yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """The objects of one server that operations act on, with the steps that several operations share.
+    """The objects of one server that operations act on, with steps that several operations share.
 
     The steps find models by name, refuse changes that the calendar would undo, evict models and provide
-    replicas. They raise an `OperationError`.
+    replicas. A step that cannot be done raises an `OperationError`.
     """
 
     controller: Controller
@@ -73,7 +73,7 @@ class ControlPlane:
         object.__setattr__(self, "rollouts", Rollouts(self.controller, self.dispatcher))
 
     def find(self, name: str) -> list[Model]:
-        """Return the models with this repo id, or the model with this whole key; raise if there is none."""
+        """Return the models with this repository id, or the model with this full key; raise for none."""
         try:
             models = self.controller.models.called(name)
         except ValueError as error:
@@ -88,7 +88,7 @@ class ControlPlane:
         return models
 
     def installed(self, generation: str | None) -> str:
-        """Return `generation`, or the newest for None; raise if it is not installed."""
+        """Return `generation`, or the newest generation for None; raise if it is not installed."""
         installed = self.generations()
         if generation is None and installed:
             return installed[0]
@@ -105,7 +105,7 @@ class ControlPlane:
         return [p for p in self.dispatcher.processors.values() if p.model is model]
 
     def requested_replicas(self, model: Model) -> int:
-        """Return the largest number of replicas that the operator wants of any generation."""
+        """Return the largest number of replicas that the operator requested for any generation."""
         requested = [
             processor.least_replicas
             for processor in self.processors(model)
@@ -114,9 +114,9 @@ class ControlPlane:
         return max(requested, default=0) or model.config.replicas
 
     def refuse_scheduled(self, models: Iterable[Model], replica_id: str | None = None) -> None:
-        """Raise if the calendar has one of these models dedicated now, since it would undo a change.
+        """Raise if the calendar dedicates one of these models now, because it would undo a change.
 
-        A change of the replica `replica_id` passes if that replica is not dedicated.
+        A change of the replica `replica_id` is permitted if that replica is not dedicated.
         """
         if replica_id is not None and any(
             replica.placed.replica_id == replica_id and not replica.placed.dedicated
@@ -140,7 +140,7 @@ class ControlPlane:
     ) -> list[Evicted]:
         """Evict every replica of a model, or of one generation; end its waiting requests with an ERROR.
 
-        Return the evicted replicas, and the variants without one that were requested or had failed.
+        Return the evicted replicas, and the variants without a replica that were requested or had failed.
         """
 
         def is_meant(variant: Variant) -> bool:
@@ -165,7 +165,7 @@ class ControlPlane:
         )
         unplaced |= set(map(str, failed))
         if model.problems and model.parameters is None and model.scheduled is None:
-            # It was never even measured: as an on-demand model it is forgotten, with its problem.
+            # The model was never measured. As an on-demand model it is forgotten, with its problem.
             model.on_demand = True
         for failed_generation in [*model.problems]:
             if is_meant(Variant(model.key, failed_generation)):
@@ -177,9 +177,10 @@ class ControlPlane:
     async def provide(
         self, requests: Sequence[ReplicaRequest], *, wait: bool, evicted: Sequence[Evicted] = ()
     ) -> list[DeployedModel]:
-        """Ask the controller for replicas and return the outcome of each request.
+        """Request replicas from the controller and return the outcome of each request.
 
-        With `wait`, return once every replica is ready or has failed. `evicted` were evicted beforehand.
+        With `wait`, return once every replica is ready or has failed. `evicted` are replicas that were
+        evicted beforehand.
         """
         provided = await self.controller.deploy(requests) if requests else []
         results = list(zip(requests, provided, strict=True))
@@ -217,11 +218,11 @@ class ControlPlane:
 def outcome_of(
     request: ReplicaRequest, result: ProvisionResult, evicted: Sequence[Evicted] = ()
 ) -> DeployedModel:
-    """Return the outcome of a request for replicas; `evicted` were evicted beforehand."""
+    """Return the outcome of a request for replicas; `evicted` are replicas evicted beforehand."""
     every = dict.fromkeys((*evicted, *result.evicted))
     problem = result.problem
     if problem is None and request.replicas and not request.withdrawn:
-        # A replica that was provided may have failed to load since.
+        # A provided replica may have failed to load in the meantime.
         problem = request.model.problems.get(request.generation)
     return DeployedModel(
         repo_id=request.model.config.repo_id,

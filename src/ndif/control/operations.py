@@ -1,7 +1,7 @@
 """Operations: the operator's commands to the running server, each defined once.
 
-An `Operation` is the JSON body of its `/admin` route, the arguments of its event to the leader, and the
-method that performs it.
+An `Operation` defines the JSON body of its `/admin` route, the arguments of its event to the leader, and
+the method that performs it.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ if TYPE_CHECKING:
 _KILLED = "The server's operator has ended this job."
 _CANCELLED = "You have ended this job."
 _LATE_REQUESTS_S = 600.0
-"""Seconds in which requests of a revoked key may still arrive, because gateways cache keys."""
+"""Seconds for which requests of a revoked key may still arrive, because gateways cache keys."""
 _REVOKED = "This job is ended: its API key was revoked. Ask the server's operator for another."
 _HOT = DeploymentLevel.HOT
 _MAX_QUOTED = 100
 """Characters of an operator's text that an error repeats."""
 _NO_NUL = r"^[^\x00]*$"
-"""Text without NUL, which databases refuse or cut at."""
+"""A text without NUL, which databases refuse or end the text at."""
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class Operation(Command):
 
 
 class GetStatus(Operation):
-    """Nodes, models, replicas and the schedule."""
+    """Nodes, models, replicas and the calendar."""
 
     name, event, method = "status", "STATUS", "GET"
 
@@ -166,7 +166,7 @@ class GetQueue(Operation):
 
 
 class Export(Operation):
-    """A deployment file that deploys again what is deployed now."""
+    """A deployment file of the current deployments; deploying the file restores them."""
 
     name, event, method = "export", "EXPORT", "GET"
 
@@ -179,7 +179,7 @@ class Export(Operation):
         entries = []
         for model in controller.models:
             config, replicas = model.config, control.requested_replicas(model)
-            # With 0 replicas, an operator's model is loaded on demand, like those of users.
+            # With 0 replicas, an operator's model is loaded on demand, like a user's model.
             dedicated = config.dedicated and replicas > 0
             if not dedicated and id(model) not in hot:
                 continue
@@ -199,7 +199,7 @@ class Export(Operation):
 class Deploy(Operation):
     """Deploy models.
 
-    A setting that is not given stays as it is where the model is known, and with `sync` is its default.
+    A setting that is not given keeps its value if the model is known; with `sync`, it becomes the default.
     """
 
     model_config = with_example(
@@ -213,10 +213,10 @@ class Deploy(Operation):
     wait: bool = False
     """Answer once every replica is ready or has failed."""
     sync: bool = False
-    """Evict deployed models that are not among these."""
+    """Evict deployed models that the request does not name."""
 
     async def perform(self, control: ControlPlane) -> answers.Outcomes:
-        # Check all that can be checked before anything is evicted.
+        # Make every check before the first eviction.
         plans = [self._plan(control, change) for change in self.deployments]
         kept = {id(plan.model) for plan in plans}
         others = [m for m in control.controller.models if id(m) not in kept and m.scheduled is None]
@@ -256,7 +256,8 @@ class Deploy(Operation):
     ) -> list[answers.DeployedModel]:
         """Return an outcome for each generation in which the model cannot be loaded with its new settings.
 
-        `leaving` are the models that will be evicted. The model keeps its old settings if there is any.
+        `leaving` are the models that will be evicted. The model keeps its old settings if the list is not
+        empty.
         """
         if not plan.is_changed:
             return []
@@ -277,7 +278,7 @@ class Deploy(Operation):
             ]
             if serving:
                 name, reason = plan.config.repo_id, problem.removesuffix(".")
-                problem = f"{reason}. {name!r} serves on with the settings from before."
+                problem = f"{reason}. {name!r} continues to serve with its previous settings."
             outcomes.append(
                 answers.DeployedModel(
                     repo_id=plan.config.repo_id,
@@ -311,7 +312,7 @@ class Deploy(Operation):
     async def _provide(
         self, control: ControlPlane, plans: Sequence[_Plan], evicted: Sequence[Evicted]
     ) -> list[answers.DeployedModel]:
-        """Request the missing replicas of models in one decision, which places the largest first."""
+        """Request the missing replicas of models in one decision, which places the largest model first."""
         models = [(control.controller.models.put(plan.config), plan) for plan in plans]
         pairs = {
             (model, generation): plan for model, plan in models for generation in plan.generations
@@ -326,7 +327,7 @@ class Deploy(Operation):
             control.controller.dedicate(model)
         outcomes = await control.provide(requests, wait=self.wait, evicted=evicted)
         for index, (request, plan) in enumerate(zip(requests, pairs.values(), strict=True)):
-            # Two names may prove to be one model once it is loaded.
+            # Two names may turn out to be one model once it is loaded.
             if request.model.same_as is not None:
                 change = DeploymentChange(request.model.config, plan.change.given)
                 again = Deploy(deployments=(change,), generation=request.generation, wait=self.wait)
@@ -357,7 +358,7 @@ class _Plan:
 
     @property
     def is_changed(self) -> bool:
-        """True if settings change that a loaded replica cannot change; False for a booked model."""
+        """True if settings change that need new replicas; False for a booked model."""
         if self.model is None or self.before is None or self.model.scheduled is not None:
             return False
         return self.before.as_loaded != self.config.as_loaded
@@ -369,7 +370,7 @@ class _Plan:
 
 
 class Evict(Operation):
-    """Take a model, or one replica of it, off its devices."""
+    """Evict a model, or one replica of it, from its devices."""
 
     model_config = with_example({"model": "openai-community/gpt2", "cold": True})
     name, event = "evict", "EVICT"
@@ -378,17 +379,21 @@ class Evict(Operation):
     replica: str | None = Field(default=None, min_length=1)
     """Id of the replica, or its beginning."""
     generation: Generation | None = None
-    """The nnsight generation whose replicas are evicted; None: every one."""
+    """The nnsight generation whose replicas are evicted; None: every generation."""
     cold: bool = False
-    """Free the host's memory as well."""
+    """Free the CPU memory as well."""
     all: bool = False
-    """Every model, except those that the calendar has deployed now."""
+    """Evict every model, except the models that the calendar has deployed now."""
 
     async def perform(self, control: ControlPlane) -> answers.Evicted:
         if self.all == (self.model is not None) or (self.all and self.replica):
-            raise OperationError(400, "Name either one model, and maybe a replica of it, or all.")
+            raise OperationError(
+                400, "Name either one model, and optionally a replica of it, or all."
+            )
         if self.generation is not None and (self.all or self.replica):
-            raise OperationError(400, "Give a generation with one model alone, without a replica.")
+            raise OperationError(
+                400, "Give a generation only with one model and without a replica."
+            )
         if self.model is None:
             return await self._evict_all(control)
         models = control.find(self.model)
@@ -450,7 +455,7 @@ class Evict(Operation):
 
 
 class Scale(Operation):
-    """Set the number of a model's replicas."""
+    """Set a model's number of replicas."""
 
     model_config = with_example({"model": "openai-community/gpt2", "replicas": 2})
     name, event = "scale", "SCALE"
@@ -485,13 +490,13 @@ class Scale(Operation):
         return answers.Outcomes(models=outcomes)
 
     def _generations(self, control: ControlPlane, model: Model) -> set[str]:
-        """Return the generations to scale: the given one, or those in use."""
+        """Return the generations to scale: the given generation, or the generations in use."""
         if self.generation is not None:
             return {control.installed(self.generation)}
         processors = control.processors(model)
         generations = {processor.variant.generation for processor in processors}
         if self.replicas:
-            # The operator's generations; else generations with replicas or requests; else the users' last.
+            # The operator's generations; else generations with replicas or requests; else any known.
             in_use = {
                 processor.variant.generation for processor in processors if not processor.idle
             }
@@ -515,14 +520,14 @@ def _evicted_answer(keys: Iterable[Evicted], scheduled: Iterable[str] = ()) -> a
 
 
 class Restart(Operation):
-    """Replace a model's replicas by new ones."""
+    """Replace a model's replicas with new ones."""
 
     model_config = with_example({"model": "openai-community/gpt2"})
     name, event = "restart", "RESTART"
 
     model: str = Field(min_length=1)
     generation: Generation | None = None
-    """The nnsight generation whose replicas are restarted; None: every one."""
+    """The nnsight generation whose replicas are restarted; None: every generation."""
 
     async def perform(self, control: ControlPlane) -> answers.Restarted:
         models = control.find(self.model)
@@ -564,7 +569,7 @@ class Restart(Operation):
 
 
 class Kill(Operation):
-    """End a request that waits or runs."""
+    """Cancel a waiting or running request."""
 
     model_config = with_example({"request_id": "0d9ff6ea"})
     name, event = "kill", "KILL_REQUEST"
@@ -572,7 +577,7 @@ class Kill(Operation):
     request_id: str = Field(min_length=1)
     """Id of the request, or its beginning."""
     user: str | None = None
-    """The user who ends it, if that is one of theirs; None: the operator."""
+    """The user who cancels a request of their own; None: the operator."""
 
     async def perform(self, control: ControlPlane) -> answers.Killed:
         lifecycle = control.dispatcher.lifecycle
@@ -586,25 +591,25 @@ class Kill(Operation):
         reason = _KILLED if self.user is None else _CANCELLED
         if not await control.dispatcher.cancel(request_id, reason):
             if request_id in held:
-                raise OperationError(404, f"Request {request_id} has ended by itself before that.")
+                raise OperationError(404, f"Request {request_id} had already ended.")
             raise OperationError(
                 404,
                 f"No request {self.request_id[:_MAX_QUOTED]!r} waits or runs here; `ndif queue` lists "
-                "those that do.",
+                "the requests that do.",
             )
         return answers.Killed(killed=True, request_id=request_id)
 
 
 class KillKey(Operation):
-    """End the requests of an API key that wait or run."""
+    """Cancel the waiting and running requests of an API key."""
 
     model_config = with_example({"account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d", "revoked": False})
     name, event = "kill/key", "KILL_KEY"
 
     account: str = Field(min_length=1)
-    """Digest under which the server counts the key's requests (`GET /admin/keys`)."""
+    """Digest by which the server counts the key's requests (`account` in `GET /admin/keys`)."""
     revoked: bool = False
-    """True of a key that was revoked: its user is told so, and what gateways still accept is ended, too."""
+    """True if the key was revoked: the ERROR says so, and requests that gateways still accept end, too."""
 
     async def perform(self, control: ControlPlane) -> answers.KilledJobs:
         reason, for_s = (_REVOKED, _LATE_REQUESTS_S) if self.revoked else (_KILLED, 0.0)
@@ -613,15 +618,15 @@ class KillKey(Operation):
 
 
 class GetJobs(Operation):
-    """The unfinished jobs, and those that ended last."""
+    """The unfinished jobs, and the last ended jobs."""
 
     model_config = with_example({"limit": 100})
     name, event = "jobs", "JOBS"
 
     user: str | None = Field(default=None, pattern=_NO_NUL)
-    """The user whose jobs they are; None: everybody's."""
+    """Only the jobs of this user; None: of all users."""
     limit: int = Field(default=100, ge=1, le=1000)
-    """Maximum number of those that have ended."""
+    """Maximum number of ended jobs."""
 
     async def perform(self, control: ControlPlane) -> JobList:
         unfinished = unfinished_jobs(control.dispatcher, self.user)
@@ -633,15 +638,15 @@ class GetJobs(Operation):
 
 
 class GetTrace(Operation):
-    """The steps of one job that waits, runs or has ended."""
+    """The steps of one waiting, running or ended job."""
 
     model_config = with_example({"job_id": A_JOB, "user": "ada@example.org"})
     name, event = "trace", "TRACE"
 
     job_id: str = Field(pattern=_NO_NUL)
-    """The job's id, whole."""
+    """The job's full id."""
     user: str | None = Field(default=None, pattern=_NO_NUL)
-    """The user whose job it has to be; None: anybody's."""
+    """The user who must own the job; None: any user."""
 
     async def perform(self, control: ControlPlane) -> Trace:
         job = control.dispatcher.lifecycle.job(self.job_id)
@@ -650,7 +655,7 @@ class GetTrace(Operation):
         else:
             record = await _read_usage(control.usage.find(self.job_id))
             trace = None if record is None else Trace.of(record)
-        # The job of another user gets the same answer as a missing one, so that it stays hidden.
+        # A job of another user gets the same answer as a missing job, so that its existence stays hidden.
         if trace is None or self.user not in (None, trace.user):
             raise OperationError(
                 404,
@@ -660,7 +665,7 @@ class GetTrace(Operation):
 
 
 class GetUsage(Operation):
-    """The jobs that have ended and their cost, by user, model or day."""
+    """Ended jobs and their cost, by user, model or day."""
 
     model_config = with_example({"by": "model", "since": "2026-07-01"})
     name, event = "usage", "USAGE"
@@ -669,7 +674,7 @@ class GetUsage(Operation):
     since: str | None = Field(default=None, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
     """First day that counts, as YYYY-MM-DD in UTC; None: all."""
     user: str | None = Field(default=None, pattern=_NO_NUL)
-    """The user whose jobs count; None: everybody's."""
+    """Count only the jobs of this user; None: of all users."""
 
     async def perform(self, control: ControlPlane) -> answers.UsageReport:
         try:
@@ -681,13 +686,13 @@ class GetUsage(Operation):
 
 
 class CollectGarbage(Operation):
-    """Delete results, responses and records of jobs whose time is over, as happens by itself."""
+    """Delete expired results, responses and records of jobs now; the server also does so regularly."""
 
     model_config = with_example({"dry_run": True})
     name, event = "gc", "GC"
 
     dry_run: bool = False
-    """Only count them."""
+    """Count the expired entries without deleting them."""
 
     async def perform(self, control: ControlPlane) -> answers.Collected:
         before = time.time() - control.retention_s
@@ -709,7 +714,7 @@ async def _read_usage(reading: Awaitable[T]) -> T:
 
 
 class ListKept(Operation):
-    """The repositories that stay in the Hub's cache of each machine: deployed ones, and booked ones."""
+    """The deployed and booked repositories, which stay in each node's cache of the Hub."""
 
     name, event, method = "cache", "CACHE", "GET"
 
@@ -718,7 +723,7 @@ class ListKept(Operation):
 
 
 class ListCallbacks(Operation):
-    """Call-backs that wait for their delivery, and those that were given up."""
+    """Webhooks and mails that wait for delivery or have failed."""
 
     name, event, method = "callbacks", "CALLBACKS", "GET"
 
@@ -726,19 +731,19 @@ class ListCallbacks(Operation):
         try:
             return await control.callbacks.describe()
         except BrokerError as error:
-            raise OperationError(503, f"The call-backs cannot be read: {error}.") from error
+            raise OperationError(503, f"The webhooks and mails cannot be read: {error}.") from error
 
 
 class RetryCallbacks(Operation):
-    """Make call-backs again at once."""
+    """Send webhooks and mails again at once."""
 
     model_config = with_example({"all": True})
     name, event = "callbacks/retry", "RETRY_CALLBACKS"
 
     request_id: str | None = Field(default=None, min_length=1, pattern=_NO_NUL)
-    """Id of the call-back's request, or its beginning."""
+    """Id of the request, or its beginning."""
     all: bool = False
-    """Every call-back that was given up."""
+    """Send again every webhook and mail that has failed."""
 
     async def perform(self, control: ControlPlane) -> answers.Retried:
         if self.all == (self.request_id is not None):
@@ -746,7 +751,9 @@ class RetryCallbacks(Operation):
         try:
             return answers.Retried(retried=await self._retry(control.callbacks))
         except BrokerError as error:
-            raise OperationError(503, f"The call-backs cannot be reached: {error}.") from error
+            raise OperationError(
+                503, f"The webhooks and mails cannot be reached: {error}."
+            ) from error
 
     async def _retry(self, callbacks: CallbackDelivery) -> list[str]:
         if self.request_id is None:
@@ -755,14 +762,14 @@ class RetryCallbacks(Operation):
         if not matches:
             raise OperationError(
                 404,
-                f"No call-back of a request {self.request_id[:_MAX_QUOTED]!r} waits or was given up; "
-                "`ndif callbacks list` lists those that are.",
+                f"No webhook or mail of a request {self.request_id[:_MAX_QUOTED]!r} waits or has failed; "
+                "`ndif callbacks list` lists them.",
             )
         return await callbacks.retry(_resolve_id(self.request_id, {f.request_id for f in matches}))
 
 
 class ListAlerts(Operation):
-    """Open incidents of the server's own alerts, those of the last day, and who is told."""
+    """Open incidents of the server's alerts, incidents of the last day, and the recipients."""
 
     name, event, method = "alerts", "ALERTS", "GET"
 
@@ -771,7 +778,7 @@ class ListAlerts(Operation):
 
 
 class SendTestAlerts(Operation):
-    """Send a test message to everybody who gets alerts."""
+    """Send a test message to every recipient of alerts."""
 
     name, event = "alerts/test", "TEST_ALERTS"
 
@@ -783,13 +790,13 @@ def _alerts_of(control: ControlPlane) -> Alerts:
     if control.alerts is None:
         raise OperationError(
             409,
-            "This server sends no alerts: set NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL, and start it again.",
+            "This server sends no alerts: set NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL, and restart it.",
         )
     return control.alerts
 
 
 class ListEvents(Operation):
-    """The last events: what was deployed, evicted, scaled or made, by whom, and who logged in."""
+    """The last events: deployments, evictions, changes of keys and tiers, logins, and their authors."""
 
     name, event, method = "events", "EVENTS", "GET"
 
@@ -808,7 +815,7 @@ class Stop(Operation):
 
 
 OPERATIONS: tuple[type[Operation], ...] = tuple(Operation.__subclasses__())
-"""Every operation, in the order of this file."""
+"""All operations, in the order of this file."""
 
 Perform = Callable[[Operation], Awaitable[Any]]
 """The type of `ndif.control.leader.Leader.perform`."""
@@ -818,7 +825,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def parse_operation(kind: type[Parsed], content: bytes | Mapping[str, Any]) -> Parsed:
-    """Return the operation in JSON or a mapping; raise an OperationError that names a wrong field."""
+    """Return the operation of JSON or a mapping; raise an OperationError that names a wrong field."""
     try:
         if isinstance(content, bytes):
             return kind.model_validate_json(content)

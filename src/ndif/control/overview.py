@@ -1,4 +1,4 @@
-"""The state of a server as its dashboard shows it; its public part names no user, job or key."""
+"""The state of a server for its dashboard; the public part names no user, job or key."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ PATIENCE_S = 5.0
 _INTERVAL_S = 1.0
 """Minimum seconds between two snapshots of the server."""
 _SNAPSHOT_COST = 50
-"""Seconds between two snapshots per second that a snapshot takes: at most 2 % of a core."""
+"""Seconds between snapshots for each second that a snapshot takes, which limits them to 2 % of a core."""
 _HISTORY_S = 6 * 3600.0
 """Seconds of history shown."""
 STEP_S = 300.0
-"""Seconds of an interval of the history."""
+"""Length of an interval of the history, in seconds."""
 _READ_S = 15.0
 """Seconds between two reads of the record of jobs."""
 _DIGITS = 12
@@ -66,10 +66,10 @@ _DIGITS = 12
 
 @dataclass(eq=False)
 class Overview:
-    """Takes snapshots of a server on demand, shared by all who watch it.
+    """Takes snapshots of a server on demand; all viewers share them.
 
     The controller, the queues and the calendar are read in memory. The record of jobs is read every 15 s
-    at most, and only for the intervals that may have changed.
+    at most, and only for intervals that may have changed.
     """
 
     controller: Controller
@@ -78,7 +78,7 @@ class Overview:
     usage: UsageStore
     histories: Histories
     protected_s: float
-    """Seconds after becoming HOT in which a replica is evicted only for a dedicated model."""
+    """Seconds for which a replica, once HOT, is evicted only for a dedicated model."""
     now: Callable[[], float] = time.time
     _state: PublicState | None = field(default=None, init=False)
     _name: str = field(default="", init=False)
@@ -87,11 +87,11 @@ class Overview:
     _intervals: dict[float, Interval] = field(default_factory=dict, init=False)
     _next_read_at: float = field(default=0.0, init=False)
     _wall: float | None = field(default=None, init=False)
-    """Unix time at which the event loop's clock was 0; taken once, or the shown times would drift."""
+    """Unix time at which the event loop's clock was 0. Taken once: a new value would shift shown times."""
     _reading: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def next(self, last_name: str = "", users: Sequence[str] = ()) -> NextState:
-        """Return the state and these users' unfinished jobs, once they differ from those named `last_name`.
+        """Return the state and these users' unfinished jobs, once their name differs from `last_name`.
 
         `last_name` is the name in an earlier answer. After `PATIENCE_S`, the answer has only the name.
         """
@@ -122,7 +122,7 @@ class Overview:
         self._next_snapshot_at = loop.time() + max(_INTERVAL_S, _SNAPSHOT_COST * took_s)
 
     def _jobs_by_user(self, users: Sequence[str]) -> dict[str, list[OwnJob]]:
-        """Return the unfinished jobs by user, for these users; read once per snapshot."""
+        """Return the unfinished jobs of these users, by user; the jobs are read once per snapshot."""
         if not users:
             return {}
         if self._jobs is None:
@@ -177,7 +177,7 @@ class Overview:
         processors: Mapping[tuple[str, str], Processor],
         ends: Mapping[str, float],
     ) -> ShownModel:
-        """Return one model: its entry in `/status`, its replicas and its queues."""
+        """Return one model, with its entry in `/status`, its replicas and its queues."""
         hot = [
             replica.deployed
             for row in rows
@@ -217,7 +217,7 @@ class Overview:
         )
 
     def _nodes(self) -> list[ShownNode]:
-        """Return the machines, with the memory that each replica holds."""
+        """Return the nodes, with the memory that each replica holds."""
         by_node: dict[str, list[Replica]] = defaultdict(list)
         for replica in self.controller.replicas():
             by_node[replica.placed.node_id].append(replica)
@@ -235,7 +235,7 @@ class Overview:
         ]
 
     def _history(self, now: float) -> JobHistory:
-        """Return the history of jobs over the last hours; intervals without jobs are left out."""
+        """Return the history of jobs over the last hours, without intervals that had no jobs."""
         since = (now - _HISTORY_S) // STEP_S * STEP_S
         self._intervals = {s: interval for s, interval in self._intervals.items() if s >= since}
         return JobHistory(
@@ -245,11 +245,11 @@ class Overview:
         )
 
     def _read_history(self) -> None:
-        """Start reading the record of jobs in a task, if that is due."""
+        """Start a task that reads the record of jobs, if a read is due."""
         loop = asyncio.get_running_loop()
         if self._reading is None and loop.time() >= self._next_read_at:
             self._next_read_at = loop.time() + _READ_S
-            self._reading = asyncio.create_task(self._read(), name="course of jobs")
+            self._reading = asyncio.create_task(self._read(), name="history of jobs")
 
     async def _read(self) -> None:
         since = (self.now() - _HISTORY_S) // STEP_S * STEP_S
@@ -259,9 +259,9 @@ class Overview:
             for interval in await self.usage.history(since, STEP_S):
                 self._intervals[interval.start] = interval
         except UsageUnavailableError as error:
-            logger.warning("the dashboard has no course of jobs: %s", error)
+            logger.warning("the dashboard has no history of jobs: %s", error)
         except Exception:
-            logger.exception("the dashboard has no course of jobs")
+            logger.exception("the dashboard has no history of jobs")
         finally:
             self._reading = None
 
@@ -269,7 +269,7 @@ class Overview:
 def _generation(
     row: ModelState, generation: str, processor: Processor | None, wall: float
 ) -> ShownGeneration:
-    """Return a model's replicas and queue in one generation, without the users of its jobs."""
+    """Return a model's replicas and queue in one generation, without users."""
     waits_s = processor.expected_wait_s(row.waiting + 1) if processor else None
     oldest = next(iter(processor.queue), None) if processor else None
     used = processor.last_used if processor else None
@@ -296,7 +296,7 @@ def _generation(
 
 
 def _held(replicas: Iterable[Replica], gpu: int | None) -> list[Held]:
-    """Return the bytes that each replica holds of a GPU's memory, or of the CPU's for None."""
+    """Return the bytes of GPU memory that each replica holds; of CPU memory if `gpu` is None."""
     entries = []
     for replica in replicas:
         place = replica.placed
@@ -321,7 +321,7 @@ def _quartiles(classes: Mapping[int, int]) -> list[float] | None:
 
 
 def _rounded(seconds: float) -> float:
-    """Round a duration to two significant digits: an estimate is no better, and changes less often."""
+    """Round to two significant digits, the precision of an estimate; the value then changes less often."""
     return float(f"{seconds:.2g}")
 
 

@@ -13,7 +13,7 @@ from ndif.probe.prober import Watched
 def watched(controller: Controller, reconciler: Reconciler) -> Iterator[Watched]:
     """Yield dedicated models in their dedicated generations, and an operator's other models while loaded.
 
-    Models, and generations of a dedicated model, that only users have loaded are left out, because probes
+    Models, and generations of dedicated models, that only users have loaded are left out, because probes
     would keep them loaded.
     """
     serving = {

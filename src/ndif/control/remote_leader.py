@@ -1,4 +1,4 @@
-"""The `Leader` of a gateway in another process, and the leader's side of its calls."""
+"""The `Leader` of a gateway in another process, and the leader's handler of its calls."""
 
 from __future__ import annotations
 
@@ -43,17 +43,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UPDATE, NOTE, DETAILS, STATE = "UPDATE", "NOTE", "MODEL_DETAILS", "OVERVIEW"
-"""Events of the calls that are not operations: `update_of`, `note`, `details` and `next_state`."""
+"""Events of calls that are not operations: `update_of`, `record`, `details` and `next_state`."""
 
 _CALL_TIMEOUT_S = 1.0
 _NO_SUCH_EVENT = 400
 _STATE_TIMEOUT_S = 15.0
 """Seconds after which a gateway stops waiting for the leader's next state."""
 _POLL_S = 0.5
-_NOTHING_PUBLISHED = (
-    "No process of this server has come up yet that could run a job. Try again in a moment."
-)
-_NO_ANSWER = "The process of this server that leads does not answer now."
+_NOTHING_PUBLISHED = "No process of this server can run a job yet. Try again in a moment."
+_NO_ANSWER = "The leader of this server does not answer now."
 _MAX_QUOTED = 100
 """Characters of an unknown event's name that an error repeats."""
 
@@ -80,7 +78,9 @@ class RemoteLeader:
         timeout_s: float,
         stop: Callable[[], None],
     ) -> None:
-        """Users may have the models of `repositories` loaded; `stop` ends the server.
+        """Connect a gateway to the leader; `stop` ends the server.
+
+        `repositories` decides which models users may load.
 
         Read-only operations time out after `timeout_s`; operations that change something do not.
         """
@@ -105,7 +105,7 @@ class RemoteLeader:
         return self._models
 
     async def status(self) -> ServerStatus:
-        """Return the published status; wait for the first one, at most `timeout_s`."""
+        """Return the published status; wait up to `timeout_s` for the first status."""
         deadline = time.monotonic() + self._timeout_s
         while (status := await self._cache.read(STATUS, msgspec.Raw)) is None:
             if time.monotonic() > deadline:
@@ -140,14 +140,14 @@ class RemoteLeader:
             limit = format_duration(self._timeout_s)
             no_answer = (
                 f"The leader did not answer within {limit} (STATUS_REQUEST_TIMEOUT_S); "
-                "`ndif logs dispatcher` says what it does."
+                "`ndif logs dispatcher` shows its log."
             )
             call = _within(call, self._timeout_s, no_answer)
         return answer.from_json(operation.answer, await call)
 
     async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
         is_known = await self._broker.knows(request_id)
-        # A stored response without a record in the broker, and not held by the leader: the job is lost.
+        # A job with a stored response, but unknown to the broker and the leader, is lost.
         if (is_known and stored in RUNS) or not (is_known or stored):
             return None
         question = {"request_id": request_id, "is_stored": stored is not None}
@@ -169,7 +169,7 @@ class RemoteLeader:
         except (OperationError, asyncio.TimeoutError):
             for event in events:
                 logger.warning(
-                    "Not noted, for nobody leads: %s %s, by %s: %s",
+                    "The event was not recorded, because there is no leader: %s %s, by %s: %s",
                     *(event.kind, event.subject, event.by, event.text),
                 )
 
@@ -179,7 +179,7 @@ class RemoteLeader:
 
 
 async def _within(call: Coroutine[Any, Any, bytes], limit_s: float, no_answer: str) -> bytes:
-    """Return the leader's answer; raise an OperationError (504) that says `no_answer` after `limit_s`."""
+    """Return the leader's answer; raise an OperationError (504) with `no_answer` after `limit_s`."""
     try:
         return await within(call, limit_s)
     except asyncio.TimeoutError as error:
@@ -187,10 +187,10 @@ async def _within(call: Coroutine[Any, Any, bytes], limit_s: float, no_answer: s
 
 
 async def answer_call(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> bytes:
-    """Perform a call of a `RemoteLeader` and return the answer as JSON.
+    """Perform a call from a `RemoteLeader` and return the answer as JSON.
 
     Raises:
-        OperationError: If there is no such event, or the operation fails.
+        OperationError: If no such event exists, or the operation fails.
     """
     if event == UPDATE:
         request_id = str(arguments["request_id"])

@@ -1,4 +1,4 @@
-"""Rollouts: the replacement of a model's replicas by replicas with new settings."""
+"""Rollouts: replacement of a model's replicas with replicas that have new settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ndif.tasks import end, start
 logger = logging.getLogger(__name__)
 
 _WHY = f"{OPERATORS}deploys it with other settings"
-_FAILED = f"{OPERATORS}takes back settings that failed"
+_FAILED = f"{OPERATORS}reverts settings that failed"
 _LOST = "A replica was lost while it was loaded."
 
 
@@ -34,18 +34,18 @@ class RolledOut:
     request: ReplicaRequest
     result: ProvisionResult
     is_down: bool = False
-    """True if there was no room for old and new replicas at once, so that none serves for a time."""
+    """True if no replica serves for a time, because old and new replicas did not fit at once."""
     down_s: float | None = None
-    """Seconds of that time: expected, or measured once the rollout has ended; None if unknown."""
+    """Seconds without a serving replica: expected, or measured once the rollout ends; None if unknown."""
 
 
 @dataclass(eq=False)
 class Rollouts:
     """Replaces the replicas of models; a model has one rollout at a time.
 
-    If there is room for both, the old replicas serve until the new ones do. Otherwise the old ones leave
-    first. If a new one cannot be loaded, the model returns to its old settings, and to its old replicas or
-    equal ones. Waiting requests stay in the queue throughout.
+    If old and new replicas fit at once, the old replicas serve until the new ones do. Otherwise the old
+    replicas are evicted first. If a new replica cannot be loaded, the model returns to its old settings,
+    with its old replicas or equal ones. Waiting requests stay in the queue throughout.
     """
 
     controller: Controller
@@ -58,7 +58,7 @@ class Rollouts:
     async def roll_out(
         self, model: Model, config: DeploymentConfig, generations: Sequence[str], *, wait: bool
     ) -> list[RolledOut]:
-        """Give a model new settings, and replace all its replicas by ones in these generations.
+        """Give a model new settings, and replace its replicas with new ones in these generations.
 
         Return once the new replicas are placed, or with `wait` once they serve or have failed. The rollout
         continues if the caller is cancelled.
@@ -93,7 +93,7 @@ class Rollouts:
 
 
 class _Rollout:
-    """One rollout, with the model's state before it, which is restored if it fails."""
+    """One rollout and the model's previous state, which is restored if the rollout fails."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Rollout:
             if replica.model is model and controller.cluster.find(replica.placed.key) is not None
         ]
         self._serving = [replica for replica in of_model if replica.serving]
-        """Old replicas that serve; if there is room, they stay until the new ones serve."""
+        """Old replicas that serve; if memory suffices, they stay until the new replicas serve."""
         self._others = [replica for replica in of_model if not replica.serving]
         self._counts = Counter(
             replica.generation
@@ -134,14 +134,14 @@ class _Rollout:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Keep the model's requests waiting until the end of the block, whatever its replicas do."""
+        """Keep the model's requests in the queue until the end of the block, even without replicas."""
         with contextlib.ExitStack() as holds:
             for processor in self._processors.values():
                 holds.enter_context(processor.holding())
             yield
 
     async def run(self, placed: asyncio.Future[list[RolledOut]]) -> list[RolledOut]:
-        """Roll out and return the results; set those of `placed` as soon as the new replicas are placed."""
+        """Roll out and return the results; set the result of `placed` once the new replicas are placed."""
         model, loop = self._model, asyncio.get_running_loop()
         model.config, model.on_demand = self._config, False
         model.generations |= {*self._generations}
@@ -156,7 +156,9 @@ class _Rollout:
             if self._serving:
                 down_since = loop.time()
                 down_s = max(model.load_s.values(), default=None)
-                logger.warning("%s is down until it is loaded with its new settings", self._name)
+                logger.warning(
+                    "%s does not serve until it is loaded with its new settings", self._name
+                )
             evicted += self._evict(self._serving, _WHY)
             provided = await self._controller.deploy(requests)
         results = [
@@ -200,7 +202,7 @@ class _Rollout:
 
     @property
     def _is_overtaken(self) -> bool:
-        """True if an operator has evicted the model since, or it proved to be the same as another model."""
+        """True if an operator has since evicted the model, or it turned out to be another model."""
         return self._model.withdrawals > self._withdrawals or self._model.same_as is not None
 
     def _evict(self, replicas: Sequence[Replica], why: str) -> tuple[ReplicaKey, ...]:
@@ -243,7 +245,7 @@ class _Rollout:
             self._model.problems.pop(generation, None)
 
     async def _restore(self) -> str:
-        """Replace the old replicas that are gone; return a sentence with the outcome."""
+        """Load missing old replicas again; return the outcome as a sentence."""
         cluster = self._controller.cluster
         serving = Counter(
             replica.generation
@@ -257,7 +259,7 @@ class _Rollout:
         ]
         if not requests:
             self._controller.dedicate(self._model)
-            return f"{self._name!r} serves on with the settings from before."
+            return f"{self._name!r} continues to serve with its previous settings."
         provided = await self._controller.deploy(requests)
         for request, result in zip(requests, provided, strict=True):
             self._adopt(request, result)
@@ -268,8 +270,8 @@ class _Rollout:
         ]
         failed = next((result.problem for result in results if result.problem), None)
         if failed is None:
-            return f"{self._name!r} was loaded again with the settings from before."
-        return f"With the settings from before it could not be loaded again: {failed}"
+            return f"{self._name!r} was loaded again with its previous settings."
+        return f"It could not be loaded again with its previous settings: {failed}"
 
 
 def _with_evictions(result: ProvisionResult, evicted: Sequence[ReplicaKey]) -> ProvisionResult:

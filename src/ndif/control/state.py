@@ -1,4 +1,4 @@
-"""The state of a server, its queues and its jobs, built from the controller and the dispatcher."""
+"""The state of a server, its queues and its jobs, read from the controller and the dispatcher."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ndif.schema.step import Step
 
 
 def current_problems(controller: Controller) -> Iterator[Problem]:
-    """Yield the problems of GPUs, and of models that failed to load."""
+    """Yield the problems of GPUs, and the problems of models that failed to load."""
     yield from controller.device_problems()
     for model in controller.models:
         for generation, text in model.problems.items():
@@ -53,17 +53,17 @@ def current_problems(controller: Controller) -> Iterator[Problem]:
 
 
 def sentences(problems: Iterable[Problem]) -> list[str]:
-    """Return the distinct texts of problems; two generations may share one, such as a lack of room."""
+    """Return the texts of problems without duplicates; two generations may have the same problem."""
     return list(dict.fromkeys(problem.text for problem in problems))
 
 
 def node_states(controller: Controller) -> list[NodeState]:
-    """Return the state of every machine."""
+    """Return the state of every node."""
     return [node_state(node) for node in controller.cluster.nodes.values()]
 
 
 def node_state(node: Node) -> NodeState:
-    """Return the state of one machine."""
+    """Return the state of one node."""
     resources = node.resources
     gpus = zip(resources.gpu_bytes, resources.free_gpu_bytes, resources.gpu_uuids, strict=True)
     return NodeState(
@@ -83,7 +83,7 @@ def node_state(node: Node) -> NodeState:
 def model_states(
     controller: Controller, dispatcher: Dispatcher, histories: Histories | None = None
 ) -> list[ModelState]:
-    """Return the state of every model by generation; the generation is None if none is in use."""
+    """Return the state of every model by generation; the generation is None for a model not in use."""
     replicas = controller.replicas()
     states = []
     for model in controller.models:
@@ -136,7 +136,7 @@ def _model(
 def _processor_status(
     controller: Controller, processor: Processor | None
 ) -> ProcessorStatus | None:
-    """Return a processor's status; PROVISIONING also while an operator's replicas are not placed yet."""
+    """Return a processor's status: PROVISIONING also while requested replicas have no place yet."""
     if processor is None:
         return None
     is_sought = processor.variant in controller.undecided(processor.model)
@@ -220,7 +220,7 @@ def _wall() -> float:
 
 
 def unfinished_jobs(dispatcher: Dispatcher, user: str | None) -> list[JobState]:
-    """Return the unfinished jobs of a user, or of all for None, newest first."""
+    """Return the unfinished jobs of a user, or of all users for None, newest first."""
     places: dict[str, tuple[int, float | None]] = {}
     for processor in dispatcher.processors.values():
         for job, position in processor.queue.positions():
