@@ -58,7 +58,7 @@ def test_rejection_names_dedicated_models() -> None:
 
 def test_rejection_names_missing_right_unless_models_are_fixed() -> None:
     only = [DeploymentConfig("a/one", "x", dedicated=True)]
-    reason = "takes the right `hotswapping`, which you do not have: ask the server's operator"
+    reason = "needs the right `hotswapping`, which you do not have: ask the server's operator"
     for configs in (only, []):
         with pytest.raises(NotServedError, match=reason):
             Models(configs).admit(key("a/b"), "0.8", hotswapping=False)

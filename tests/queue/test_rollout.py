@@ -276,7 +276,8 @@ def test_every_key_can_use_deployed_model_while_it_loads(tmp_path: Path) -> None
             await world.operations.evict(NAME, None, cold=False)
             (evicted,) = await world.until_ended(await world.send(NAME, hotswapping=False))
             assert (
-                "loaded for clients of nnsight 0.8 now, not for those of 0.7" in refused.description
+                "loaded for clients of nnsight 0.8 now, not for clients of 0.7"
+                in refused.description
             )
             assert "no model is deployed on this server now" in evicted.description
 
@@ -302,6 +303,6 @@ def test_model_loaded_on_demand_requires_hotswapping_right(tmp_path: Path) -> No
         async with World(tmp_path, {NAME: 20}) as world:
             await world.until_ended(await world.send(NAME))
             (refused,) = await world.until_ended(await world.send(NAME, hotswapping=False))
-            assert "takes the right `hotswapping`" in refused.description
+            assert "needs the right `hotswapping`" in refused.description
 
     run(main())

@@ -1168,8 +1168,8 @@ def test_jobs_of_undeployed_model_fail_with_list_of_deployed_models(
             for response in await world.until_ended(waiting, running):
                 assert response.status is Status.ERROR
                 assert response.description == (
-                    "'a/a' is not deployed on this server. These are: 'a/b', 'a/c'. Having a model "
-                    "loaded on demand takes the right `hotswapping`, which you do not have: ask the "
+                    "'a/a' is not deployed on this server. Deployed models: 'a/b', 'a/c'. Loading "
+                    "a model on demand needs the right `hotswapping`, which you do not have: ask the "
                     "server's operator for it."
                 )
 

@@ -1,4 +1,4 @@
-"""Adoption of replicas that another controller left: a pure decision."""
+"""The decision which replicas of an earlier controller to adopt, without side effects."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ndif.schema.states import DeploymentLevel
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """The cluster after adoption, and the fate of each orphan."""
+    """The cluster after adoption, and the decision on each orphan."""
 
     cluster: Cluster
     kept: tuple[tuple[OrphanReplica, PlacedReplica, Model], ...]
     dropped: tuple[OrphanReplica, ...]
-    """Orphans without a node, without room, or without use."""
+    """Orphans whose node or memory is missing, or that match no deployment."""
 
 
 def adopt(cluster: Cluster, models: Models, orphans: Sequence[OrphanReplica]) -> Adoption:
-    """Place orphans where they are, serving ones first, and add the models that are not known."""
+    """Keep orphans in their places, HOT ones first, and add unknown models."""
     kept, dropped = [], []
     for orphan in sorted(
         orphans, key=lambda orphan: orphan.placed.level is not DeploymentLevel.HOT
@@ -43,7 +43,7 @@ def adopt(cluster: Cluster, models: Models, orphans: Sequence[OrphanReplica]) ->
 
 
 def _model(models: Models, orphan: OrphanReplica) -> Model:
-    """Return the model of a replica; make orphan if the replica's key names no known model."""
+    """Return the model of an orphan; create the model if it is unknown."""
     key = Variant.parse(orphan.placed.model_key).model
     model = models.find(key)
     # A replica does not say whether an operator deployed its model.
@@ -51,7 +51,7 @@ def _model(models: Models, orphan: OrphanReplica) -> Model:
 
 
 def _record(cluster: Cluster, orphan: OrphanReplica, model: Model) -> PlacedReplica:
-    """Return the record of an orphan, or raise a `ValueError` if it has no use here."""
+    """Return the record of an orphan; raise a `ValueError` if it matches no current deployment."""
     placed = orphan.placed
     is_another = Variant.parse(placed.model_key).model != model.key
     if (

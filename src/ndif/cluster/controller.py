@@ -1,8 +1,8 @@
 """The controller: decides which replicas exist, and creates, moves and ends them.
 
-`cluster` is the decided state, a value; the replicas follow it. Decisions take effect at once. Their
-changes to a node are made in the order of the decisions, so that no replica takes memory before its former
-owner has left.
+`cluster` is the decided state, an immutable value, which the replicas follow. Decisions take effect at
+once. Changes to a node are made in the order of the decisions, so that no replica takes memory before the
+previous owner has freed it.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from ndif.telemetry import metrics
 logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
-"""Seconds that a replica may take to leave its device before it is ended, because others wait."""
+"""Seconds that a replica may take to leave its device before it is ended, because other replicas wait."""
 OPERATORS = "its operator "
-"""Prefix of the reasons that an operator caused."""
+"""Prefix of reasons for changes that an operator made."""
 _WITHDRAWN = f"{OPERATORS}evicted it before it had a place"
 
 
 class Controller:
-    """The owner of all replicas: keeps them as requests and operators demand, within the cluster's memory.
+    """The owner of all replicas, which creates and ends them as requests and operators demand.
 
-    Owns the decided `Cluster` and a `Replica` with its actor for each place in it. Gets machines and actors
-    from a fleet, and sizes from an evaluator. The processors run the requests, and wait for `Replica.up`.
+    Owns the decided `Cluster` and a `Replica` with its actor for each place in it. Gets nodes and actors
+    from a fleet, and sizes from an evaluator. Processors run the requests, and wait for `Replica.up`.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Controller:
         rng: random.Random | None = None,
         uses_placement: bool = True,
     ) -> None:
-        """Prepare a controller without machines; `discover` finds them.
+        """Create a controller without nodes; `discover` finds them.
 
-        `rng` decides ties and ids. `uses_placement`: True to place models where there is room, False to
-        follow their options.
+        `rng` decides ties and ids. `uses_placement`: True to place models by free memory, False to follow
+        the models' options.
         """
         self.models = models
         self._cluster = Cluster()
@@ -104,7 +104,7 @@ class Controller:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
-        """Tasks that must run to their end, so that no process is left behind."""
+        """Tasks that must not be cancelled, so that no process is left behind."""
         self._sizes: dict[Variant, int] = {}
         self._files_on: dict[ModelKey, frozenset[str]] = {}
         """Ids of the nodes to which a model was downloaded before it was placed."""
@@ -142,7 +142,7 @@ class Controller:
         return self._sizes.get(variant)
 
     def undecided(self, model: Model) -> set[Variant]:
-        """Return the variants of a model that are requested and have no place yet."""
+        """Return the requested variants of a model that have no place yet."""
         return {
             request.variant
             for request in self._undecided
@@ -154,7 +154,7 @@ class Controller:
         self._leave_listeners.append(listener)
 
     def on_up(self, listener: Callable[[Replica], None]) -> None:
-        """Call `listener` with each replica that begins to serve."""
+        """Call `listener` for each replica that begins to serve."""
         self._up_listeners.append(listener)
 
     def _notify_leaving(self, key: ReplicaKey, why: str) -> None:
@@ -164,20 +164,21 @@ class Controller:
     # Operations
 
     async def discover(self) -> None:
-        """Find the machines, and record those that are new or gone."""
+        """Find the nodes, and record added and lost ones."""
         nodes = await self._discover()
-        discovery = self.cluster.with_nodes(nodes)  # as the cluster is after the wait
+        discovery = self.cluster.with_nodes(nodes)  # read after the wait
         self.cluster = discovery.cluster
         self._withdraw()
         for node_id in discovery.removed:
-            logger.warning("node %s is gone with its replicas", node_id)
+            logger.warning("node %s is lost with its replicas", node_id)
         for key in discovery.lost:
             self._drop_lost(key, EvictedError("its node is gone"))
 
     async def deploy(self, requests: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
-        """Create the requested replicas that fit, in one decision, so that the largest goes first.
+        """Create the requested replicas that fit, in one decision that places the largest model first.
 
-        Returns before they are loaded: `Replica.up` waits for that. A request withdrawn meanwhile is void.
+        Returns before the replicas are loaded; `Replica.up` waits for that. A request that is withdrawn
+        meanwhile is void.
         """
         with self._counted_undecided(requests):
             return await self._deploy(requests)
@@ -187,7 +188,7 @@ class Controller:
     ) -> list[ProvisionResult] | None:
         """Create the requested replicas in addition to existing ones, as `deploy` does.
 
-        Return None, and create nothing, if that is not possible without evictions.
+        Return None without creating a replica if that is not possible without evictions.
         """
         with self._counted_undecided(requests):
             sizes = await asyncio.gather(*(self._size(request) for request in requests))
@@ -217,9 +218,9 @@ class Controller:
     async def check(
         self, config: DeploymentConfig, generation: str, freed: Collection[ReplicaKey] = ()
     ) -> str | None:
-        """Return the reason why a model cannot be loaded with these settings; None if none is known.
+        """Return the reason why a model cannot be loaded with these settings; None if no reason is known.
 
-        The model is measured, and needs a place in the cluster without the replicas `freed`.
+        The model is measured, and must fit in the cluster without the replicas `freed`.
         """
         model = Model(self._first_key(config.key), config)
         try:
@@ -237,7 +238,7 @@ class Controller:
 
     @contextlib.contextmanager
     def _counted_undecided(self, requests: Sequence[ReplicaRequest]) -> Iterator[None]:
-        """Count the requests as undecided meanwhile."""
+        """Count the requests as undecided until the end of the block."""
         for request in requests:
             request.model.deploying += 1
             self._undecided.append(request)
@@ -272,9 +273,9 @@ class Controller:
         return provided
 
     async def _decide(self, requests: Mapping[ReplicaRequest, int]) -> Decision:
-        """Return a decision that evicts only replicas that have been used.
+        """Return a decision that evicts only used replicas, unless a demand is dedicated.
 
-        Otherwise two models could evict each other again and again without running a request.
+        Otherwise two models could evict each other repeatedly without running a request.
         """
         while True:
             demands = [
@@ -296,8 +297,9 @@ class Controller:
     ) -> list[Node]:
         """Return the node of each replica that a booked model would have if it were placed now.
 
-        There are fewer nodes if there is no room; nothing is placed. `booked` are the models of all
-        bookings at that time, whose places it cannot take. It can take places of others booked now.
+        Replicas that do not fit have no node. This places no replica. `booked` are the models of all
+        bookings at that time; their places are taken. Models that are booked now, but not then, can lose
+        their places.
 
         Raises:
             ActorError: If the model cannot be measured.
@@ -320,11 +322,11 @@ class Controller:
         return [self.cluster.nodes[placement.replica.node_id] for placement in decision.placed]
 
     def note_files(self, key: ModelKey, node_ids: Set[str]) -> None:
-        """Note that these nodes have a model's files; placement prefers them to nodes otherwise as good."""
+        """Record which nodes have a model's files; placement prefers them among equally good nodes."""
         self._files_on[self._first_key(key)] = frozenset(node_ids)
 
     def _first_key(self, key: ModelKey) -> ModelKey:
-        """Return the first key of the model that a key names; the key itself if no model is known."""
+        """Return the first key of the model that `key` names; `key` if the model is unknown."""
         model = self.models.find(key)
         return key if model is None else model.key
 
@@ -336,7 +338,7 @@ class Controller:
         cold: bool = False,
         why: str = f"{OPERATORS}evicted it",
     ) -> tuple[ReplicaKey, ...]:
-        """Evict models or single replicas; return those that were HOT, or no longer exist."""
+        """Evict models or single replicas; return the replicas that were HOT or no longer exist."""
         to = DeploymentLevel.COLD if cold else DeploymentLevel.WARM
         before = {placed.key for placed in self.cluster.replicas()}
         decision = self.cluster.evict(map(str, variants), replica_keys, to)
@@ -346,18 +348,18 @@ class Controller:
         return evicted
 
     def dedicate(self, model: Model) -> None:
-        """Dedicate as many of a model's replicas as its deployment says, and no others."""
+        """Dedicate exactly as many of a model's replicas as its deployment requests."""
         for variant in {replica.placed.model_key for replica in self._replicas_of(model)}:
             replicas = model.dedicated_in(Variant.parse(variant).generation)
             self.cluster = self.cluster.with_dedicated(variant, replicas)
         self._update_places()
 
     def adopt(self, orphans: Sequence[OrphanReplica]) -> list[Replica]:
-        """Adopt replicas that another controller left; end those without a place here."""
+        """Adopt replicas that an earlier controller left; end replicas that cannot be adopted."""
         adoption = adopt(self.cluster, self.models, orphans)
         self.cluster = adoption.cluster
         for orphan in adoption.dropped:
-            logger.warning("%s has no place here and is ended", orphan.placed.name)
+            logger.warning("%s cannot be adopted and is ended", orphan.placed.name)
             self._end_aside(orphan.actor.stop(), orphan.placed)
         adopted = []
         for orphan, place, model in adoption.kept:
@@ -374,7 +376,7 @@ class Controller:
         return adopted
 
     async def leave(self) -> None:
-        """Abandon every replica for another controller to adopt, after ending replicas have ended."""
+        """Leave every replica running for another controller to adopt; wait until ending replicas end."""
         self.cluster = Cluster()
         await end(self._tasks - self._ends)
         await _wait_for_all(*self._ends)
@@ -382,7 +384,7 @@ class Controller:
 
     async def stop(self) -> None:
         """End every replica, and wait until all have ended."""
-        self.cluster = Cluster()  # later requests find no room
+        self.cluster = Cluster()  # so that later requests find no memory
         await end(self._tasks - self._ends)
         await _wait_for_all(
             *(replica.actor.stop() for replica in self._replicas.values()), *self._ends
@@ -393,7 +395,7 @@ class Controller:
         settings = measured = None
         while (
             measured is None or request.model.deployment != settings
-        ):  # which may change meanwhile
+        ):  # settings may change during the wait
             settings = request.model.deployment
             try:
                 measured = await self._evaluate(settings, request.generation)
@@ -407,12 +409,12 @@ class Controller:
             gated=measured.gated,
         )
         if measured.structure is not None:
-            # The description by a replica that loaded the model is kept: this one follows from a config.
+            # Keep the description by a replica that loaded the model: this one was built from the config.
             request.model.structures.setdefault(request.generation, measured.structure)
         if not self._replicas_of(request.model):
             self.models.unite(request.model)
         if request.model.same_as is None:
-            # Checked again, now that the hub has told the model's name and whether access is restricted.
+            # Check again, because the model's name and its restrictions on the hub are known only now.
             why = self.models.not_permitted(request.model.key, request.model, gated=request.gated)
             if why is not None:
                 return why
@@ -434,7 +436,7 @@ class Controller:
                 label = metrics.model_label(Variant.parse(placed.model_key).model.label)
                 metrics.EVICTIONS.labels(label, destination).inc()
         loaded = {key for key, replica in self._replicas.items() if replica.is_loaded}
-        # A replica that is still loading has nothing to keep WARM.
+        # A replica that still loads has no weights to keep WARM.
         self.cluster = decision.cluster.without(
             d.key for d in delta.to_cache if d.key not in loaded
         )
@@ -445,11 +447,11 @@ class Controller:
             if (replica := self._replicas.get(d.key)) is not None
         }
         for replica, _ in leaving.values():
-            replica.mark_used()  # decisions that wait for its place can go on
+            replica.mark_used()  # lets decisions that wait for its place continue
             if replica.placed.level is DeploymentLevel.HOT:
                 self._notify_leaving(replica.placed.key, why)
             if not replica.is_loaded:
-                replica.failed(EvictedError(why))  # so that nothing waits for it in vain
+                replica.failed(EvictedError(why))  # so that no caller waits forever
         for placed in delta.from_cache:
             self._replicas[placed.key].returns(placed)
         self._update_places()
@@ -475,7 +477,7 @@ class Controller:
         delta: DeploymentDelta,
         leaving: Mapping[ReplicaKey, tuple[Replica, Lease]],
     ) -> None:
-        """Delete, cache, return, create: in this order, after earlier changes of the node."""
+        """Delete, cache, return and create replicas, in this order, after earlier changes of the node."""
         async with self._locks[node_id]:
             await _wait_for_all(
                 *(self._delete(*leaving[d.key]) for d in delta.to_delete if d.key in leaving),
@@ -543,12 +545,12 @@ class Controller:
             if not replica.is_ending and self._replicas.get(replica.placed.key) is replica:
                 await self._fail(replica, str(error))
         except Exception:
-            # A defect of the server must not leave it loading for ever.
+            # After a defect of the server, the replica must not stay loading forever.
             logger.exception("%s could not be brought up", replica.placed.name)
             await self._fail(replica, "the server failed; its log says why")
 
     def _came_up(self, replica: Replica) -> None:
-        """Record that the replica serves; its protection from eviction begins now."""
+        """Record that the replica serves, which begins its protection from eviction."""
         key = replica.placed.key
         self._learn(replica)
         self.cluster = self.cluster.with_deployed(key, self._now())
@@ -579,11 +581,11 @@ class Controller:
         await replica.actor.ended.wait()
         if (failure := replica.actor.device_failure) is not None:
             self._record_device_failure(replica, failure)
-        await self._discover_again()  # first, or its place on a lost node would be given away
+        await self._discover_again()  # first, so that its place on a lost node is not reused
         self.lost(replica)
 
     def _record_device_failure(self, replica: Replica, failure: DeviceFailure) -> None:
-        """Record the GPU that a replica was lost to; all of its GPUs if the failure names none."""
+        """Record the failed GPU of a replica; all GPUs of the replica if the failure names none."""
         place = replica.placed
         node = self.cluster.nodes.get(place.node_id)
         of_it = [index for index in place.gpu_mem_bytes_by_id if failure.gpu in (None, index)]
@@ -591,16 +593,18 @@ class Controller:
             return
         names = [node.gpu_name(index) for index in of_it]
         self._device_errors = self._device_errors.noted(names, failure.error, self._now())
-        logger.error("%s was lost to %s: %s", place.name, " or ".join(names), failure.error)
+        logger.error(
+            "%s was lost by a failure of %s: %s", place.name, " or ".join(names), failure.error
+        )
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Withdraw from placement exactly the GPUs that failed recently."""
+        """Withdraw the recently failed GPUs from placement, and no others."""
         self._withdrawn = self._device_errors.withdrawn(self._now())
         self.cluster = self.cluster.with_withdrawn(self._withdrawn.keys())
 
     def device_problems(self) -> list[Problem]:
-        """Return a problem for each GPU that is out of placement."""
+        """Return a problem for each withdrawn GPU."""
         return [
             Problem(
                 ProblemKind.GPU_WITHDRAWN,
@@ -621,14 +625,14 @@ class Controller:
             logger.exception("the machines could not be discovered")
 
     def lost(self, replica: Replica) -> None:
-        """Remove a replica that was found to be lost, and free its place."""
+        """Remove a lost replica, and free its place."""
         if self._replicas.get(replica.placed.key) is replica:
             label = metrics.model_label(replica.model.config.key.label)
             metrics.LOST_REPLICAS.labels(label).inc()
             self._drop_lost(replica.placed.key, EvictedError("its process ended"))
 
     def _drop_lost(self, key: ReplicaKey, why: DeploymentError) -> None:
-        """End a lost replica; the next user of its place waits for that."""
+        """End a lost replica; the next replica in its place waits for the end."""
         if (replica := self._replicas.get(key)) is not None:
             self._end_aside(self._end(replica), replica.placed)
         self._forget(key, why)
@@ -639,7 +643,7 @@ class Controller:
         self._spawn(self._wait_for(task, place.node_id), f"place of {place.name}")
 
     async def _wait_for(self, end: asyncio.Task[None], node_id: str) -> None:
-        """Hold back later changes of a node until this task has ended."""
+        """Delay later changes of a node until this task has ended."""
         async with self._locks[node_id]:
             await asyncio.wait([end])
 

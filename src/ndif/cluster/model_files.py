@@ -1,4 +1,4 @@
-"""The files from which clients build models, and their places in the object store for the gateways."""
+"""The files from which clients build models, and their copies in the object store for gateways."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.5
 _LOOK_AGAIN_S = 10.0
-"""Seconds until the next attempt for a model whose files were not found, or could not be stored."""
+"""Seconds until the next attempt for a model whose files were not found or not stored."""
 
 _ASK_AGAIN_S = 60.0
-"""Seconds until the Hub is asked again for files that it refused."""
+"""Seconds until files that the Hub refused are requested again."""
 
 _Source = tuple[str, str | None]
 """Checkpoint and revision."""
@@ -44,7 +44,7 @@ class StoredFiles:
 
 
 class ModelFiles(NamedTuple):
-    """The files of a model, in a folder of this machine or as the Hub has them."""
+    """The files of a model, from a folder of this machine or from the Hub."""
 
     repo_id: str
     source: Path | Snapshot
@@ -54,16 +54,16 @@ class ModelFiles(NamedTuple):
 
 @dataclass(eq=False)
 class ModelFinder:
-    """Finds the files of accepted models on this machine, or fetches those that are shared from the Hub.
+    """Finds the files of accepted models on this machine, or fetches the shared files from the Hub.
 
-    A model need not be loaded, nor be on this machine at all.
+    The model need not be loaded, and its weights need not be on this machine.
     """
 
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _fetched: dict[_Source, Snapshot] = field(default_factory=dict, init=False)
     _ask_again: dict[_Source, float] = field(default_factory=dict, init=False)
     _folders: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list, init=False)
-    """Folders of fetched files; each is deleted with its object."""
+    """Folders of fetched files; a folder is deleted with its object."""
 
     def find(self, model: Model) -> ModelFiles | None:
         """Return a model's files; None if they are unavailable. Callable from any thread; may block."""
@@ -86,7 +86,7 @@ class ModelFinder:
             if snapshot is not None or self._ask_again.get(source, now) > now:
                 return snapshot
             try:
-                # The process may end while its thread still writes there.
+                # The process may end while the download thread still writes to the folder.
                 folder = tempfile.TemporaryDirectory(prefix="ndif-hub-", ignore_cleanup_errors=True)
                 snapshot = fetch(*source, Path(folder.name))
             except OSError as error:
@@ -99,7 +99,7 @@ class ModelFinder:
 
 
 class _Archive(NamedTuple):
-    """The key of an archive in the object store, and the task that its model's config names."""
+    """An archive's key in the object store, and the task in the model's config."""
 
     key: str
     task: str | None = None
@@ -111,10 +111,10 @@ def _source(model: Model) -> _Source:
 
 @dataclass(eq=False)
 class ModelFilesStorage:
-    """Stores the files of each accepted model, before any replica has loaded it.
+    """Stores the files of each accepted model before any replica loads it.
 
-    A replica stores its own files once it is up, and these replace the first: the files of a repository
-    may be on its node alone, or newer there.
+    Once a replica is up, the files that it stored replace the first ones. The files of a repository may
+    exist only on the replica's node, or be newer there.
     """
 
     models: Models
@@ -125,7 +125,7 @@ class ModelFilesStorage:
 
     @property
     def stored(self) -> dict[str, StoredFiles]:
-        """Return the files of the models accepted now, by repository; if several, the first model's."""
+        """Return the files of accepted models by repository; of several models, the first one's files."""
         stored: dict[str, StoredFiles] = {}
         for model in self.models:
             config = model.deployment
@@ -137,7 +137,7 @@ class ModelFilesStorage:
         return stored
 
     def record(self, replicas: Iterable[Replica]) -> None:
-        """Note the files that replicas have stored (`ModelActor.model`)."""
+        """Record the files that replicas have stored (`ModelActor.model`)."""
         for replica in replicas:
             loaded = replica.actor.model
             if replica.is_up and loaded is not None and loaded.files is not None:
@@ -161,7 +161,7 @@ class ModelFilesStorage:
         if source in self._archives or self._look_again.get(source, now) > now:
             return
         self._look_again[source] = now + _LOOK_AGAIN_S
-        # If this is cancelled, the thread of a slow download is left behind and ends with the process.
+        # After a cancellation, the thread of a slow download goes on until the process ends.
         files = await aside(partial(self.finder.find, model))
         if files is not None:
             key = await publish(files.source, files.revision, self.objects)

@@ -1,4 +1,4 @@
-"""Models and replicas as clients and operators see them, and as a leader publishes them to gateways."""
+"""Views of models and replicas for clients and operators, and for publication to gateways."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ALL = (*_BEST_FIRST, ReplicaState.NOT_STARTED)
 def client_status(
     controller: Controller, coming: Sequence[Window] = (), probes: Histories | None = None
 ) -> ServerStatus:
-    """Return the answer of `GET /status`, in the form that every client generation reads.
+    """Return the answer of `GET /status`, in a form that every client generation reads.
 
-    Listed are models with replicas, models that an operator named, and models of the calendar's `coming`
-    windows. A model that only users requested is listed once it has a replica.
+    The answer lists models with replicas, models that an operator named, and models of the calendar's
+    `coming` windows. A model that only users requested is listed once it has a replica.
     """
     replicas = controller.replicas()
     nodes = {node.id: node.name for node in controller.cluster.nodes.values()}
@@ -61,10 +61,10 @@ def _booked_model(config: DeploymentConfig) -> Model:
 
 
 def _in_order(entries: Iterable[ModelStatus]) -> list[ModelStatus]:
-    """Return the entries in the order in which clients of 0.6 and 0.7 find the better of several.
+    """Return the entries in an order in which clients of 0.6 and 0.7 find the best entry.
 
-    Their `is_model_running` takes the first of one repository and revision; their `status` shows the last
-    of one repository, whatever its revision.
+    Their `is_model_running` takes the first entry of a repository and revision; their `status` shows the
+    last entry of a repository, regardless of its revision.
     """
     best: dict[tuple[str, str], int] = {}
     ranked = []
@@ -92,7 +92,7 @@ def _entry(
         states[generation] = _state(mine, has_problem=generation in model.problems)
     state = _best(states.values())
     if model.deploying and state is not ReplicaState.RUNNING:
-        state = ReplicaState.DEPLOYING  # its size is being worked out, or room made for it
+        state = ReplicaState.DEPLOYING  # it is being measured, or memory is being freed for it
     probed = {
         generation: probes.public(Target.of(key, generation))
         for generation in (*states, *model.generations)
@@ -101,8 +101,8 @@ def _entry(
         ScheduledWindow(start=window.start.isoformat(), end=window.end.isoformat())
         for window in windows
     ]
-    # Clients of 0.7 call a model Scheduled if it has a schedule and `dedicated` is None.
-    is_told = model.config.dedicated or not windows
+    # Clients of 0.7 show a model as Scheduled if it has a schedule and `dedicated` is None.
+    is_dedication_shown = model.config.dedicated or not windows
     return ModelStatus(
         model_key=str(key),
         repo_id=key.repo_id,
@@ -123,12 +123,12 @@ def _entry(
         probes={generation: probe for generation, probe in probed.items() if probe is not None}
         or None,
         schedule=booked or None,
-        dedicated=model.dedicated if is_told else None,
+        dedicated=model.dedicated if is_dedication_shown else None,
     )
 
 
 def _level(model: Model, replicas: Iterable[Replica]) -> DeploymentLevel:
-    """Return the best level of the replicas; without any, HOT for a dedicated or deploying model."""
+    """Return the best level of the replicas; without replicas, HOT for a dedicated or deploying model."""
     levels = {replica.placed.level for replica in replicas}
     if DeploymentLevel.HOT in levels or (not levels and (model.dedicated or model.deploying)):
         return DeploymentLevel.HOT
@@ -136,7 +136,7 @@ def _level(model: Model, replicas: Iterable[Replica]) -> DeploymentLevel:
 
 
 def _state(replicas: Iterable[Replica], *, has_problem: bool) -> ReplicaState:
-    """Return the state that clients of these replicas' generation see."""
+    """Return the state that clients of one generation see, given its replicas."""
     state = _best(replica.state for replica in replicas)
     return ReplicaState.UNHEALTHY if has_problem and state is ReplicaState.NOT_STARTED else state
 
@@ -147,7 +147,7 @@ def _best(states: Iterable[ReplicaState]) -> ReplicaState:
 
 
 def describe_details(models: Models, key: ModelKey) -> ModelDetails:
-    """Return the details of a model; empty details if it is no longer known."""
+    """Return the details of a model; empty details if the model is no longer known."""
     model = next((model for model in models if model.key == key), None)
     if model is None:
         return ModelDetails(structures={}, load_s={})
@@ -156,7 +156,7 @@ def describe_details(models: Models, key: ModelKey) -> ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """The facts of a model that a gateway needs to admit requests for it."""
+    """The facts of a model that a gateway needs to admit requests for the model."""
 
     key: str
     config: DeploymentConfig
@@ -166,11 +166,11 @@ class PublishedModel:
     gated: bool
     deploying: int
     loaded: tuple[str, ...]
-    """The generations for which it is loaded."""
+    """The generations in which the model is loaded."""
 
 
 def publish(models: Models) -> list[PublishedModel]:
-    """Return models in the form for gateways; `read` is the inverse."""
+    """Return models in the form that gateways read; `read` is the inverse."""
     return [
         project(
             PublishedModel,
@@ -184,7 +184,7 @@ def publish(models: Models) -> list[PublishedModel]:
 
 
 def read(published: Sequence[PublishedModel], repositories: Repositories) -> Models:
-    """Return the models that `publish` was given; users may have those of `repositories` loaded."""
+    """Return the models that `publish` was given; `repositories` decides which models users may load."""
     models = Models(repositories=repositories)
     loaded = []
     for entry in published:

@@ -1,7 +1,7 @@
-"""Every node and replica of a cluster, and each decision about them, as pure functions.
+"""The nodes and replicas of a cluster, and decisions about them as pure functions.
 
-A cluster is immutable. A decision returns another cluster, which shares the unchanged nodes; the difference
-between the two is what the controller carries out (`delta.build`).
+A cluster is immutable. A decision returns a new cluster that shares unchanged nodes. The controller carries
+out the difference between the two clusters (`delta.build`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ndif.placement.search import Search, TieEnumerator, choose
 from ndif.schema.states import DeploymentLevel
 
 _MAX_EVALUATIONS = 4096
-"""Nodes that a decision may search again, in total, if not every replica has a place at first."""
+"""Maximum number of nodes that a decision searches again if a replica has no place at first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A replica with a place, and the cost of that place."""
+    """A replica that has a place, and the cost of the place."""
 
     replica: PlacedReplica
     level: CandidateLevel
-    """DEPLOYED if the replica was there before."""
+    """DEPLOYED if the replica was HOT before the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Decision:
 
     cluster: Cluster
     placed: tuple[Placement, ...] = ()
-    """Every HOT replica of the demanded models, those that were there before first."""
+    """All HOT replicas of the demanded models; existing replicas come first for each model."""
     refused: tuple[PlacementRefusal, ...] = ()
     evictions: tuple[ReplicaKey, ...] = ()
     """Replicas that are no longer HOT."""
@@ -49,18 +49,18 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Changes found by comparing the cluster with the machines."""
+    """Changes found by comparing the cluster with the existing nodes."""
 
     cluster: Cluster
     removed: tuple[str, ...] = ()
-    """Nodes that are gone, or came back as another machine."""
+    """Ids of nodes that are lost, or came back with other memory."""
     lost: tuple[ReplicaKey, ...] = ()
-    """Replicas that were on them."""
+    """Replicas on the removed nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes by id, each with its replicas. Decides placement; `Controller` carries decisions out."""
+    """Nodes by id, each with its replicas. Decides placement; a `Controller` carries out decisions."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class Cluster:
         return _hot(self.nodes, model_key)
 
     def find(self, key: ReplicaKey) -> PlacedReplica | None:
-        """Return the replica of this name, HOT or WARM."""
+        """Return the replica with this key, HOT or WARM; None if it does not exist."""
         replicas = (node.find(key) for node in self.nodes.values())
         return next((replica for replica in replicas if replica is not None), None)
 
@@ -94,15 +94,16 @@ class Cluster:
         rng: Random,
         rules: PlacementRules = DEFAULT_RULES,
     ) -> Decision:
-        """Place every demanded replica that does not exist, as many as there is room for.
+        """Place as many missing replicas of the demands as fit.
 
-        Dedicated models come first, and within each kind the largest. No model is evicted for another of
-        the same request. A dedicated model makes as many of its replicas dedicated as it demands. If one
-        model takes the only place of another, the search is repeated with ties decided differently.
+        Dedicated models are placed first, then larger models before smaller ones. No model is evicted for
+        another model of the same request. A dedicated demand makes the demanded number of replicas
+        dedicated. If a model takes the only place of another, the search repeats with ties decided
+        differently.
         """
         together = frozenset(demand.model_key for demand in demands)
         if len(together) < len(demands):
-            raise ValueError("A model was asked for twice in one request.")
+            raise ValueError("A model is demanded twice in one request.")
         ordered = sorted(demands, key=lambda demand: (not demand.dedicated, -demand.size_bytes))
         searches = [Search(demand, now, rules, together) for demand in ordered]
         best = self._deploy(searches, rng)
@@ -129,7 +130,7 @@ class Cluster:
         )
 
     def _might_fit(self, decision: Decision, searches: Iterable[Search], rng: Random) -> bool:
-        """Return True if a refused model would have a place without the others of the request."""
+        """Return True if a refused model would fit without the other models of the request."""
         if all(placement.level is CandidateLevel.DEPLOYED for placement in decision.placed):
             return False
         refused = {refusal.model_key for refusal in decision.refused}
@@ -145,13 +146,13 @@ class Cluster:
         replica_keys: Iterable[ReplicaKey] = (),
         to: DeploymentLevel = DeploymentLevel.WARM,
     ) -> Decision:
-        """Evict models or single replicas, dedicated or not, as an operator orders.
+        """Evict models or single replicas, dedicated or not, on an operator's order.
 
-        To WARM: HOT replicas become WARM where memory suffices, and WARM ones stay. To COLD: the replicas
-        are deleted. Names that do not exist are ignored.
+        To WARM: HOT replicas become WARM if memory suffices, and WARM replicas stay. To COLD: the replicas
+        are deleted. Unknown names are ignored.
         """
         if to is DeploymentLevel.HOT:
-            raise ValueError("Nothing can be evicted to HOT.")
+            raise ValueError("A replica cannot be evicted to HOT.")
         models, single = frozenset(model_keys), frozenset(replica_keys)
         nodes = dict(self.nodes)
         evictions: list[ReplicaKey] = []
@@ -166,7 +167,7 @@ class Cluster:
         return Decision(self._changed_to(nodes), evictions=tuple(evictions))
 
     def with_dedicated(self, model_key: str, replicas: int) -> Cluster:
-        """Return the cluster with this number of a model's HOT replicas dedicated, and no others."""
+        """Return the cluster with exactly this number of a model's HOT replicas dedicated."""
         nodes = dict(self.nodes)
         for position, replica in enumerate(_dedicated_first(self.hot(model_key))):
             node = nodes[replica.node_id]
@@ -174,7 +175,7 @@ class Cluster:
         return self._changed_to(nodes)
 
     def with_deployed(self, key: ReplicaKey, now: float) -> Cluster:
-        """Return the cluster with a replica HOT since `now`, when it came up, not since the decision."""
+        """Return the cluster with a replica HOT since `now`, the time at which it came up."""
         replica = self.find(key)
         if replica is None or replica.level is not DeploymentLevel.HOT:
             return self
@@ -183,10 +184,10 @@ class Cluster:
         return Cluster({**self.nodes, node.id: node})
 
     def with_nodes(self, discovered: Iterable[Node]) -> Discovery:
-        """Return the cluster on the machines that exist now; `discovered` nodes are without replicas.
+        """Return the cluster on the nodes that exist now; `discovered` nodes are without replicas.
 
-        A node that is not among them is gone with its replicas. So is one whose memory differs: the machine
-        was restarted.
+        A node that was not discovered is lost with its replicas. A node whose memory differs was restarted,
+        and also loses its replicas.
         """
         unmatched = {node.id: node for node in discovered}
         nodes: dict[str, Node] = {}
@@ -205,7 +206,7 @@ class Cluster:
         return Discovery(self._changed_to(nodes), tuple(removed), tuple(lost))
 
     def with_withdrawn(self, names: Set[str]) -> Cluster:
-        """Return the cluster with these GPUs out of placement, and no others; replicas on them stay."""
+        """Return the cluster with exactly these GPUs withdrawn from placement; replicas on them stay."""
         nodes = {}
         for node in self.nodes.values():
             resources = node.resources
@@ -217,12 +218,12 @@ class Cluster:
         return self._changed_to(nodes)
 
     def with_replica(self, replica: PlacedReplica) -> Cluster:
-        """Return the cluster with a replica that was found; raise if its node or its memory is missing."""
+        """Return the cluster with an existing replica; raise if its node or memory is missing."""
         node = self.nodes[replica.node_id].with_replica(replica)
         return Cluster({**self.nodes, node.id: node})
 
     def without(self, replica_keys: Iterable[ReplicaKey]) -> Cluster:
-        """Return the cluster without these replicas, whose processes died or never came up."""
+        """Return the cluster without these replicas."""
         nodes = dict(self.nodes)
         keys = list(replica_keys)
         for node in self.nodes.values():
@@ -230,7 +231,7 @@ class Cluster:
         return self._changed_to(nodes)
 
     def _changed_to(self, nodes: dict[str, Node]) -> Cluster:
-        """Return a cluster of these nodes, or this one if they are the same."""
+        """Return a cluster of these nodes; this cluster if no node changed."""
         same = len(nodes) == len(self.nodes) and all(
             nodes.get(node_id) is node for node_id, node in self.nodes.items()
         )
@@ -242,12 +243,12 @@ def _hot(nodes: Mapping[str, Node], model_key: str) -> list[PlacedReplica]:
 
 
 def _dedicated_first(replicas: Sequence[PlacedReplica]) -> list[PlacedReplica]:
-    """Return replicas in the order in which they become dedicated: dedicated ones, then the oldest."""
+    """Sort replicas by preference for being dedicated: dedicated replicas, then the oldest."""
     return sorted(replicas, key=lambda d: (not d.dedicated, d.deployed, d.replica_id))
 
 
 class _DecisionState:
-    """The state of a decision: nodes with the replicas placed so far."""
+    """The state of a decision in progress: nodes with the replicas placed so far."""
 
     def __init__(self, nodes: dict[str, Node]) -> None:
         self.nodes = nodes
@@ -255,10 +256,10 @@ class _DecisionState:
         self.refused: list[PlacementRefusal] = []
         self.evictions: list[ReplicaKey] = []
         self._blocked_by: dict[str, int] = {}
-        """CPU bytes of each node that its returning replicas give back once they have left."""
+        """CPU bytes of each node that WARM replicas free when they return to the GPUs."""
 
     def deploy(self, search: Search, rng: Random) -> None:
-        """Place the replicas of one model that do not exist."""
+        """Place the missing replicas of one model."""
         demand = search.demand
         existing = _hot(self.nodes, demand.model_key)
         if demand.dedicated:
@@ -270,12 +271,12 @@ class _DecisionState:
         needed = max(0, demand.replicas - len(existing))
         for still in range(needed, 0, -1):
             if not self._place(search, rng):
-                # Nothing has changed that could help the next replica.
+                # The next replica would fail for the same reason.
                 self.refused.append(refuse(self.nodes, search, still))
                 return
 
     def _place(self, search: Search, rng: Random) -> bool:
-        """Place one replica; return False if there is no room."""
+        """Place one replica; return False if it does not fit."""
         choice = choose(self.nodes, search, rng)
         if choice is None:
             return False

@@ -1,4 +1,4 @@
-"""The changes that lead from the cluster as it is to the cluster as it was decided."""
+"""The changes that turn the actual cluster into the decided one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ndif.schema.states import DeploymentLevel
 class DeploymentDelta:
     """Replicas to change, in the order of the changes.
 
-    Delete, then cache: both free memory, and must have ended before anything else begins. Then return, then
-    create. If each decision is carried out before the next is made, no GPU and no node's memory is
-    oversubscribed at any moment in between.
+    Replicas are first deleted and cached, which frees memory and must end before other changes begin; then
+    they are returned and created. If each decision is carried out before the next one, no GPU and no node's
+    memory is oversubscribed at any time.
     """
 
     to_delete: tuple[PlacedReplica, ...] = ()
-    """Replicas as they exist."""
+    """Replicas in their actual state."""
     to_cache: tuple[PlacedReplica, ...] = ()
-    """HOT to WARM; replicas as they exist."""
+    """Replicas to move from HOT to WARM, in their actual state."""
     from_cache: tuple[PlacedReplica, ...] = ()
-    """WARM to HOT; replicas as they will be."""
+    """Replicas to move from WARM to HOT, in their decided state."""
     to_create: tuple[PlacedReplica, ...] = ()
-    """Replicas as they will be."""
+    """Replicas in their decided state."""
 
     def __bool__(self) -> bool:
         return bool(self.to_delete or self.to_cache or self.from_cache or self.to_create)
@@ -55,10 +55,10 @@ class DeploymentDelta:
 
 
 def build(before: Cluster, after: Cluster) -> DeploymentDelta:
-    """Return the changes that make `before`, the replicas that exist, into `after`.
+    """Return the changes that turn `before`, the actual replicas, into `after`.
 
-    A HOT replica that moves to other GPUs is cached and returns; one that moves to another node, or another
-    kind of device, is deleted and created anew. A WARM replica that does not exist is not created.
+    A HOT replica that moves to other GPUs is cached and returned. A replica that moves to another node, or
+    to another kind of device, is deleted and created again. A missing WARM replica is not created.
     """
     exist = {replica.key: replica for replica in before.replicas()}
     demand = {replica.key: replica for replica in after.replicas()}
