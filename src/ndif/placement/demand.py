@@ -80,7 +80,7 @@ class PlacementRules:
         return max(0, min(left, int(total_bytes / self.gpu_fraction_factor)))
 
     def evictable_until(self, now: float, *, dedicated: bool) -> float:
-        """Return the latest time at which an evictable replica became HOT; inf if a dedicated model evicts."""
+        """Return the latest time at which an evictable replica became HOT; inf for a dedicated model."""
         return math.inf if dedicated else now - self.minimum_deployment_time_s
 
 

@@ -2,8 +2,8 @@
 
 Three kinds of replicas are never evicted: dedicated replicas; replicas of a model in the same request; and,
 unless the new model is dedicated, replicas that became HOT less than `minimum_deployment_time_s` ago. All
-others are evicted in this order: on the fewest GPUs first, then the smallest, then the longest HOT. Finally,
-unnecessary evictions are undone, from the last to the first.
+others are evicted in this order: on the fewest GPUs first, then the smallest, then the longest HOT. At the
+end, unnecessary evictions are undone, from the last to the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EvictionSteps = list[tuple[float, int]]
 
 
 def is_evictable(replica: PlacedReplica, evictable_until: float, together: Set[str]) -> bool:
-    """Return True if a HOT replica is not dedicated, became HOT by then, and is not in `together`."""
+    """Return True if a replica, HOT by `evictable_until`, is not dedicated and not in `together`."""
     return (
         not replica.dedicated
         and replica.deployed <= evictable_until

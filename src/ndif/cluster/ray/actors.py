@@ -354,7 +354,7 @@ class RayModelActor:
             except ActorUnavailableError as error:
                 # The node is unreachable: either the node returns, or Ray declares it dead.
                 self._unreached += 1
-                logger.warning("a replica cannot be reached: %s", _first_line(error))
+                logger.warning("a replica does not answer: %s", _first_line(error))
             except (RayActorError, ActorUnschedulableError) as error:
                 self._end()
                 # Ray also reports the death of a replica that was ended here: the first reason counts.
