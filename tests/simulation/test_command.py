@@ -112,8 +112,11 @@ def test_trace_is_generated_for_models_of_existing_cluster_file(folder: Path) ->
     [
         (("none.jsonl", "--cluster", "c.yaml"), "none.jsonl cannot be read"),
         (("day.jsonl", "--cluster", "none.yaml"), "none.yaml cannot be read"),
-        (("bad.jsonl", "--cluster", "c.yaml"), "bad.jsonl, line 2: this is no JSON"),
-        (("other.jsonl", "--cluster", "c.yaml"), "These models of the trace have no size"),
+        (("bad.jsonl", "--cluster", "c.yaml"), "bad.jsonl, line 2: this is not JSON"),
+        (
+            ("other.jsonl", "--cluster", "c.yaml"),
+            "The sizes of these models of the trace are unknown",
+        ),
         (("new.jsonl", "--cluster", "empty.yaml", "--generate"), "names no models to request"),
         (("day.jsonl", "--cluster", "c.yaml", "--generate"), "day.jsonl exists already"),
         (("new.jsonl", "--cluster", "no/c.yaml", "--generate"), "no/c.yaml cannot be written"),

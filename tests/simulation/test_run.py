@@ -140,7 +140,7 @@ def test_request_over_execution_timeout_is_ended() -> None:
     journal = simulated(text, asks(0, "a", 61), asks(1, "a", 60))
     assert [outcome.ended for outcome in journal.outcomes] == [78.0, 138.0]
     first, second = (outcome.error for outcome in journal.outcomes)
-    assert first == "The job ran longer than the 1m that it may."
+    assert first == "The job ran longer than its limit of 1m."
     assert second is None
     assert report(read(text, "c.yaml"), journal, 0)["overall"]["failed"] == 1
 

@@ -723,7 +723,7 @@ class ListKept(Operation):
 
 
 class ListCallbacks(Operation):
-    """Webhooks and mails that wait for delivery or have failed."""
+    """Webhooks and mails that wait for delivery or were given up."""
 
     name, event, method = "callbacks", "CALLBACKS", "GET"
 
@@ -743,7 +743,7 @@ class RetryCallbacks(Operation):
     request_id: str | None = Field(default=None, min_length=1, pattern=_NO_NUL)
     """Id of the request, or its beginning."""
     all: bool = False
-    """Send again every webhook and mail that has failed."""
+    """Send every given-up webhook and mail again."""
 
     async def perform(self, control: ControlPlane) -> answers.Retried:
         if self.all == (self.request_id is not None):
@@ -762,7 +762,7 @@ class RetryCallbacks(Operation):
         if not matches:
             raise OperationError(
                 404,
-                f"No webhook or mail of a request {self.request_id[:_MAX_QUOTED]!r} waits or has failed; "
+                f"No webhook or mail of a request {self.request_id[:_MAX_QUOTED]!r} waits or was given up; "
                 "`ndif callbacks list` lists them.",
             )
         return await callbacks.retry(_resolve_id(self.request_id, {f.request_id for f in matches}))

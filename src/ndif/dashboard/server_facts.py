@@ -1,4 +1,4 @@
-"""Facts of a server that clients need: its version, and the nnsight versions that it runs."""
+"""Facts about a server for clients: its version and its nnsight generations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The report of a simulation: waits, loads, evictions and use, by model, by node, by hour and in total.
 
-Plain values for JSON, which do not depend on the machine that runs the simulation.
+A report consists of plain values for JSON and does not depend on the machine that runs the simulation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Name = tuple[str, str]
 
 _MOST_REASONS = 20
 _PARTICULARS = re.compile(r"'[^']*'|\d[\d.,]*")
-"""Names and numbers, which differ between two sentences about the same problem."""
+"""Names and numbers, which differ between messages about the same problem."""
 _LEVELS = (0.5, 0.9, 0.99)
 _ALL = slice(None)
 
@@ -64,7 +64,7 @@ def report(world: World, journal: Journal, seed: int) -> Row:
 
 
 def _request_figures(outcomes: Sequence[RequestOutcome]) -> Row:
-    """Return counts of outcomes, and quantiles of waits and run times of requests that ran."""
+    """Return counts of outcomes, and quantiles of the waits and run times of executed requests."""
     ran = [o for o in outcomes if o.dispatched is not None and o.ended is not None]
     return {
         "requests": len(outcomes),
@@ -93,7 +93,7 @@ def _replica_figures(usages: Sequence[NodeUsage]) -> Row:
 def _use(
     usages: Sequence[NodeUsage], gpus: int, cpu_bytes: int, length_s: float, hours: slice = _ALL
 ) -> Row:
-    """Return the fractions of GPUs busy and held, and of CPU memory held, in these hours."""
+    """Return the busy and held fractions of GPUs, and the held fraction of CPU memory, in these hours."""
     return {
         **_gpu_use(usages, gpus * length_s, hours),
         "cpu_memory_held": _fraction(
@@ -139,13 +139,13 @@ def _models(journal: Journal, gpu_s: float) -> list[Row]:
 
 
 def _name(model: ModelKey, generation: str) -> _Name:
-    """Return a name that all keys of one model share, and its generation."""
+    """Return a name that all keys of one model share, and the generation."""
     revision = f"@{model.revision}" if model.revision else ""
     return f"{model.repo_id.lower()}{revision}", generation
 
 
 def _errors(outcomes: Iterable[RequestOutcome]) -> list[Row]:
-    """Return error messages, the most frequent first; names and numbers make no difference."""
+    """Return error messages, most frequent first; messages that differ only in names and numbers are one."""
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None:
@@ -164,7 +164,7 @@ def _hours(
     cpu_bytes: int,
     span_s: float,
 ) -> list[Row]:
-    """Return a row for each hour: its requests, their waits, and the use of memory and GPUs."""
+    """Return a row for each hour, with its requests, their waits, and the use of memory and GPUs."""
     came: defaultdict[int, list[RequestOutcome]] = defaultdict(list)
     for outcome in outcomes:
         came[int(outcome.received // HOUR_S)].append(outcome)
@@ -184,7 +184,7 @@ def _hours(
 
 
 def _quantiles(values: Iterable[float]) -> Row | None:
-    """Return percentiles by nearest rank, so that each is a value that occurred; None without values."""
+    """Return percentiles by nearest rank, which are values that occurred; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None

@@ -25,7 +25,7 @@ def show(report: Mapping[str, Any], console: Console, limit: int) -> None:
     console.print(
         f"{overall['completed']:,} completed, {overall['refused']:,} refused, {overall['failed']:,} "
         f"failed, {overall['unfinished']:,} unfinished; {overall['on_cpu']:,} ran without GPUs. "
-        f"{overall['interrupted']:,} times a request lost its replica and waited for another."
+        f"{overall['interrupted']:,} times a request lost its replica and waited for another replica."
     )
     tables = [
         _rows(report["models"], "model", limit),
@@ -44,7 +44,7 @@ def show(report: Mapping[str, Any], console: Console, limit: int) -> None:
 
 
 def _rows(rows: Sequence[Mapping[str, Any]], kind: str, limit: int) -> Table:
-    """Return a table of models, with their requests, or of nodes, with their GPUs."""
+    """Return a table of models with their requests, or of nodes with their GPUs."""
     are_models = kind == "model"
     title = f"The first {limit} {kind}s, of {len(rows)}"
     table = Table(title=title if len(rows) > limit else None, title_justify="left")
@@ -74,7 +74,7 @@ def _requests(row: Mapping[str, Any]) -> list[str]:
 
 def _totals(report: Mapping[str, Any]) -> Table:
     overall, hours = report["overall"], report["hours"]
-    table = Table(title="Altogether", title_justify="left", show_header=False)
+    table = Table(title="Total", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
     for name, label in (("wait_s", "waits"), ("run_s", "run times")):
@@ -90,7 +90,7 @@ def _totals(report: Mapping[str, Any]) -> Table:
     table.add_row(
         "evictions",
         f"{overall['evicted_to_warm']:,} to WARM, {overall['evicted_to_cold']:,} to COLD; "
-        f"{overall['dropped_from_warm']:,} WARM ones dropped",
+        f"{overall['dropped_from_warm']:,} WARM replicas dropped",
     )
     requests = [hour["requests"] for hour in hours]
     table.add_row("requests", f"{_bars(requests)}  by the hour, at most {max(requests):,}")
@@ -107,7 +107,7 @@ def _totals(report: Mapping[str, Any]) -> Table:
 
 
 def _bars(values: list[float]) -> str:
-    """Return a bar chart of non-negative values in one line of text."""
+    """Return a bar chart of non-negative values as one line of text."""
     largest = max(values) or 1.0
     return "".join(_BARS[round(value / largest * (len(_BARS) - 1))] for value in values)
 

@@ -7,7 +7,7 @@
       org/small: 5GB
     default_size: 16GB
 
-A model may also have the settings of a deployment file. Everything else has the server's own defaults.
+A model may also have the settings of a deployment file. All other fields default to the server's defaults.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _RULES, _BOUNDS, _QUEUE_POLICY = PlacementRules(), Bounds(most=4), QueuePolicy()
 
 
 class ClusterFileError(NdifError):
-    """The file cannot be used; each line of the message is a problem with its place."""
+    """The file cannot be used; each line of the message is a problem with its location."""
 
 
 def _gpus(value: object) -> tuple[int, ...]:
     if not isinstance(value, str):
-        raise ValueError("must say how many GPUs and how large, like 8x80GiB")
+        raise ValueError("must be the number of GPUs and their size, like 8x80GiB")
     return parse_gpus(value)
 
 
@@ -66,7 +66,7 @@ def _positive(bytes_per_s: int) -> int:
 
 
 Span = Annotated[float, BeforeValidator(parse_duration), Field(ge=0, allow_inf_nan=False)]
-"""A duration, 0 allowed."""
+"""A duration that may be 0."""
 Rate = Annotated[Size, AfterValidator(_positive)]
 """Bytes a second."""
 
@@ -76,16 +76,16 @@ class _Part(BaseModel):
 
 
 class Speeds(_Part):
-    """Durations of the changes of a replica."""
+    """Speeds of the changes of a replica."""
 
     start_up: Span = 15.0
-    """Seconds from a decision until the process begins to read weights."""
+    """Seconds from a decision until the process begins to load weights."""
     load_bytes_per_s: Rate = 2 * _GIB
-    """Speed of COLD to HOT."""
+    """Speed of loading from disk, from COLD to HOT."""
     warm_bytes_per_s: Rate = 20 * _GIB
-    """Speed of WARM to HOT."""
+    """Speed of the return to the device, from WARM to HOT."""
     cache_bytes_per_s: Rate = 20 * _GIB
-    """Speed of HOT to WARM."""
+    """Speed of leaving the device, from HOT to WARM."""
     cpu_slowdown: float = Field(default=20.0, ge=1, allow_inf_nan=False)
     """Factor by which requests run longer on a replica without GPUs."""
 
@@ -105,7 +105,7 @@ class Speeds(_Part):
 class _Settings(_Part):
     """A part of the file with the fields of a server's class, which checks their combination.
 
-    The file leaves out the suffix `_s` of seconds, because its durations have units.
+    The file omits the suffix `_s` of fields in seconds, because its durations have units.
     """
 
     model_config = ConfigDict(alias_generator=lambda name: name.removesuffix("_s"))
@@ -117,7 +117,7 @@ class _Settings(_Part):
             self.make()
         except ValueError as error:
             names = {name: field.alias or name for name, field in type(self).model_fields.items()}
-            # Use the file's names, which have no `_s`.
+            # Use the names of the file, which have no `_s`.
             sentence = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
             raise ValueError(sentence) from None
         return self
@@ -174,17 +174,17 @@ class _File(_Part):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class World:
-    """The empty cluster of a simulation, with its models and rules."""
+    """The empty cluster of a simulation, with models and rules."""
 
     nodes: tuple[Node, ...]
     models: tuple[DeploymentConfig, ...]
-    """The operator's deployments; dedicated ones are created at once."""
+    """The operator's deployments; dedicated models are loaded first."""
     names: tuple[str, ...]
     """Repository ids of all models of known size, as written in the file."""
     sizes: Mapping[str, int]
     """Bytes of weights, by repository id in lower case."""
     default_size_bytes: int | None
-    """Bytes of models that are not in `sizes`; None if every model must be there."""
+    """Bytes of models that are not in `sizes`; None if `sizes` must have every model."""
     rules: PlacementRules
     speeds: Speeds
     autoscale: Bounds
@@ -193,11 +193,11 @@ class World:
     """Seconds after which a request ends as ERROR, unless its model has its own limit."""
 
     def weights(self, repo_id: str) -> int | None:
-        """Return the bytes of a model's weights; None if not known."""
+        """Return the bytes of a model's weights; None if unknown."""
         return self.sizes.get(repo_id.lower(), self.default_size_bytes)
 
     def replica_bytes(self, config: DeploymentConfig) -> int | None:
-        """Return the bytes of one replica, padding included; None if not known."""
+        """Return the bytes of one replica, padding included; None if unknown."""
         weights = self.weights(config.repo_id)
         if weights is None:
             return None
@@ -205,7 +205,7 @@ class World:
 
 
 def read_file(path: Path) -> World:
-    """Read the cluster that a file describes; raise ClusterFileError with its first problems."""
+    """Read the cluster that a file describes; raise a ClusterFileError with its first problems."""
     try:
         text = read_text(path, _MOST_MIB)
     except TextFileError as error:
@@ -217,7 +217,7 @@ def read(text: str, source: str) -> World:
     """Read the cluster that YAML or JSON text describes; `source` names the text in errors."""
     value = _parse(text, source)
     if not isinstance(value, Mapping):
-        raise ClusterFileError(f"{source} must hold nodes and models, not {quoted(value)}.")
+        raise ClusterFileError(f"{source} must contain nodes and models, not {quoted(value)}.")
     problems: list[str] = []
     file = None
     try:
@@ -237,10 +237,12 @@ def read(text: str, source: str) -> World:
             ]
             continue
         if config.repo_id.lower() in repo_ids:
-            problems.append(f"{source}: {quoted(name)} is there more than once.")
+            problems.append(f"{source}: {quoted(name)} is listed more than once.")
         repo_ids.add(config.repo_id.lower())
         if isinstance(entry, Mapping) and entry.keys() != {"size"}:
-            configs.append(config)  # a size alone deploys nothing; users may request it
+            configs.append(
+                config
+            )  # a model with a size alone is not deployed, but users may request it
         sizes[config.repo_id] = weights
     if problems or file is None:
         raise ClusterFileError("\n".join(problems[:_MOST_PROBLEMS]))
@@ -263,12 +265,12 @@ def _parse(text: str, source: str) -> object:
         return json.loads(text) if source.endswith(".json") else yaml.safe_load(text)
     except json.JSONDecodeError as error:
         place = f"{source}, line {error.lineno}"
-        raise ClusterFileError(f"{place}: this is no JSON: {error.msg}.") from error
+        raise ClusterFileError(f"{place}: this is not JSON: {error.msg}.") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{source}, line {mark.line + 1}" if mark else source
         why = error.problem or error.context or "it cannot be read"
-        raise ClusterFileError(f"{place}: this is no YAML: {why}.") from error
+        raise ClusterFileError(f"{place}: this is not YAML: {why}.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise ClusterFileError(f"{source} cannot be read: {why}.") from error
@@ -285,7 +287,7 @@ def _model(name: str, entry: object) -> tuple[DeploymentConfig, int]:
         problems.update(error.problems)
     try:
         weights = parse_size(fields.get("size"))  # type: ignore[arg-type]
-        reason = None if weights else "must be more than nothing"
+        reason = None if weights else "must be more than 0 bytes"
     except ValueError as error:
         reason = str(error)
     if reason is not None:
