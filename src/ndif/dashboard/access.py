@@ -17,8 +17,8 @@ from ndif.stores.accounts import Account, Accounts, NoSuchKeyError
 Mode = Literal["public", "login", "off"]
 
 _LOG_IN = (
-    "Only users of this server may see its state: send an API key in the header ndif-api-key, or enter it on "
-    "the page at /. The server's operator issues keys."
+    "Only users of this server may see its state: send an API key in the header ndif-api-key, or enter it "
+    "on the page at /. The server's operator issues keys."
 )
 
 

@@ -25,8 +25,8 @@ from ndif.stores.accounts import Accounts
 class Dashboard:
     """The page at `/`, its files and its live state.
 
-    Owns the feed, which requests the state while pages are open. The page cancels jobs and downloads results
-    through the routes for all clients.
+    Owns the feed, which requests the state while pages are open. The page cancels jobs and downloads
+    results through the routes for all clients.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ def _name(model: ModelKey, generation: str) -> _Name:
 
 
 def _errors(outcomes: Iterable[RequestOutcome]) -> list[Row]:
-    """Return error messages, most frequent first; messages that differ only in names and numbers are one."""
+    """Return error messages, most frequent first; differences in names and numbers are ignored."""
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None:
