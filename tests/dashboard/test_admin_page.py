@@ -257,7 +257,14 @@ def test_every_admin_view_is_accessible_and_fits_phone(operated: Page, scheme: A
     page = operated
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size(PHONE)
-    for view in ("Models and jobs", "Keys and tiers", "Usage", "Events", "Webhooks and mail", "Calendar"):
+    for view in (
+        "Models and jobs",
+        "Keys and tiers",
+        "Usage",
+        "Events",
+        "Webhooks and mail",
+        "Calendar",
+    ):
         page.get_by_role("link", name=view).click()
         expect(page.get_by_text("Loading…")).to_have_count(0)
         check_access(page)

@@ -44,9 +44,9 @@ _STATE = Description(
 )
 _EVENTS = DescribedChannel(
     "/dashboard/events (the state, live)",
-    "Server-sent events. An event has the name of a part of the answer of `GET /dashboard/state`, and that "
-    "part, complete, as its data. All parts except `server` are sent first, then each part that changes. `me` "
-    "describes the user of the key, `jobs` contains only that user's unfinished jobs, in the form of "
+    "Server-sent events. An event has the name of a part of the answer of `GET /dashboard/state`, and the "
+    "complete part as its data. All parts except `server` are sent first, then each part that changes. "
+    "`me` describes the user of the key, `jobs` contains only that user's unfinished jobs, in the form of "
     "`GET /requests`, and `away` has the reason, as a sentence, if the state is unavailable.",
 )
 

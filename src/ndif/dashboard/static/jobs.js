@@ -111,7 +111,7 @@ function OwnJobs({ parts }) {
     <p class="said" role="status">${said}</p>
     ${sentence && html`<p class="problem" role="alert">${sentence}</p>`}
     ${jobs.length === 0
-      ? html`<${Empty}>${ended === null ? "Loading…" : "You have no jobs on this server yet. Connect shows the lines for a first job."}</${Empty}>`
+      ? html`<${Empty}>${ended === null ? "Loading…" : "You have no jobs here yet. Connect shows the lines for a first job."}</${Empty}>`
       : html`<div class="scroll" tabindex="0" role="region" aria-label="My jobs"><table class="stacks">
           <caption class="off-screen">Your jobs, unfinished jobs first</caption>
           <thead><tr><th scope="col">Job</th><th scope="col">Model</th><th scope="col">State</th>
