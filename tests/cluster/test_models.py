@@ -48,7 +48,7 @@ def test_rejection_names_dedicated_models() -> None:
     configs = [DeploymentConfig(f"a/m{i}", "x", dedicated=i != 1) for i in range(3)]
     models = Models(configs)
     for asked in ("a/b", "a/m1"):
-        with pytest.raises(NotServedError, match=r"'a/m0', 'a/m2'\. Having") as error:
+        with pytest.raises(NotServedError, match=r"'a/m0', 'a/m2'\. Loading") as error:
             models.admit(key(asked), "0.8", hotswapping=False)
         assert f"{asked!r} is not deployed" in str(error.value)
     many = Models(DeploymentConfig(f"a/m{i}", "x", dedicated=True) for i in range(300))

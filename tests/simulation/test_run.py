@@ -214,7 +214,7 @@ def test_request_that_does_not_end_counts_as_unfinished() -> None:
 
 
 def test_models_without_known_size_are_refused() -> None:
-    with pytest.raises(TraceError, match=r"org/new, org/other\. Name them under models"):
+    with pytest.raises(TraceError, match=r"org/new, org/other\. Add them to models"):
         simulated(ONE_GPU, asks(0, "a"), asks(1, "other"), asks(1, "new"))
     journal = simulated(ONE_GPU + "default_size: 1GB\n", asks(0, "new"))
     assert waits(journal) == [10 + 1.15]

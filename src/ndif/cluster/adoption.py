@@ -43,7 +43,6 @@ def adopt(cluster: Cluster, models: Models, orphans: Sequence[OrphanReplica]) ->
 
 
 def _model(models: Models, orphan: OrphanReplica) -> Model:
-    """Return the model of an orphan; create the model if it is unknown."""
     key = Variant.parse(orphan.placed.model_key).model
     model = models.find(key)
     # A replica does not say whether an operator deployed its model.

@@ -374,6 +374,5 @@ class RemoteActor:
 
 
 def _refused(error: Exception) -> bytes:
-    """Return the `MoveAnswer` of a replica that is not HOT."""
     device = error.failure if isinstance(error, FailedDeviceError) else None
     return to_json(MoveAnswer(error=str(error), device=device))

@@ -353,7 +353,6 @@ class _Plan:
 
     @property
     def changes(self) -> tuple[SettingDifference, ...]:
-        """The settings that change."""
         return () if self.before is None else tuple(differences(self.before, self.config))
 
     @property

@@ -129,7 +129,6 @@ class Reconciler:
         await self._deploy_missing()
 
     def _fetch_coming(self) -> None:
-        """Start the downloads of models whose bookings begin soon."""
         if self.fetch_ahead is not None and self.generations():
             now = self.now()
             windows = self._schedule.windows(now, now + self.fetch_ahead.ahead)

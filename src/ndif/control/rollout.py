@@ -275,5 +275,4 @@ class _Rollout:
 
 
 def _with_evictions(result: ProvisionResult, evicted: Sequence[ReplicaKey]) -> ProvisionResult:
-    """Return the result with `evicted` added to its evicted replicas."""
     return replace(result, evicted=tuple(dict.fromkeys((*evicted, *result.evicted))))

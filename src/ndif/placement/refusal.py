@@ -201,7 +201,6 @@ def _names(models: Mapping[str, float]) -> str:
 
 
 def _name(model_key: str) -> str:
-    """Return a model's name for users."""
     try:
         key = Variant.parse(model_key).model
     except ValueError:

@@ -107,7 +107,6 @@ def _totals(report: Mapping[str, Any]) -> Table:
 
 
 def _bars(values: list[float]) -> str:
-    """Return a bar chart of non-negative values as one line of text."""
     largest = max(values) or 1.0
     return "".join(_BARS[round(value / largest * (len(_BARS) - 1))] for value in values)
 
