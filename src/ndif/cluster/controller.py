@@ -339,9 +339,9 @@ class Controller:
         why: str = f"{OPERATORS}evicted it",
     ) -> tuple[ReplicaKey, ...]:
         """Evict models or single replicas; return the replicas that were HOT or no longer exist."""
-        to = DeploymentLevel.COLD if cold else DeploymentLevel.WARM
+        level = DeploymentLevel.COLD if cold else DeploymentLevel.WARM
         before = {placed.key for placed in self.cluster.replicas()}
-        decision = self.cluster.evict(map(str, variants), replica_keys, to)
+        decision = self.cluster.evict(map(str, variants), replica_keys, level)
         after = {placed.key for placed in decision.cluster.replicas()}
         evicted = tuple(dict.fromkeys([*decision.evictions, *sorted(before - after)]))
         self._carry_out(decision, why)
@@ -425,7 +425,7 @@ class Controller:
 
     def _carry_out(self, decision: Decision, why: str) -> None:
         delta = build(self.cluster, decision.cluster)
-        coming = {placed.key: self._new_replica(placed) for placed in delta.to_create}
+        created = {placed.key: self._new_replica(placed) for placed in delta.to_create}
         for described in delta.steps(why):
             logger.info("%s", described)
         for placed, destination in (
@@ -440,7 +440,7 @@ class Controller:
         self.cluster = decision.cluster.without(
             d.key for d in delta.to_cache if d.key not in loaded
         )
-        self._replicas.update(coming)
+        self._replicas.update(created)
         leaving = {
             d.key: (replica, replica.lease)
             for d in [*delta.to_delete, *delta.to_cache]
@@ -588,10 +588,10 @@ class Controller:
         """Record the failed GPU of a replica; all GPUs of the replica if the failure names none."""
         place = replica.placed
         node = self.cluster.nodes.get(place.node_id)
-        of_it = [index for index in place.gpu_mem_bytes_by_id if failure.gpu in (None, index)]
-        if node is None or not of_it:
+        indices = [index for index in place.gpu_mem_bytes_by_id if failure.gpu in (None, index)]
+        if node is None or not indices:
             return
-        names = [node.gpu_name(index) for index in of_it]
+        names = [node.gpu_name(index) for index in indices]
         self._device_errors = self._device_errors.noted(names, failure.error, self._now())
         logger.error(
             "%s was lost by a failure of %s: %s", place.name, " or ".join(names), failure.error
@@ -610,12 +610,13 @@ class Controller:
                 ProblemKind.GPU_WITHDRAWN,
                 f"GPU {index} of {node.name}",
                 f"GPU {index} of {node.name} ({node.gpu_name(index)}) takes no model until "
-                f"{datetime.fromtimestamp(out.until).astimezone():%H:%M}: replicas on it ended with "
-                f"{MOST} CUDA errors within {format_duration(WITHIN_S)}, the last with {out.error!r}.",
+                f"{datetime.fromtimestamp(withdrawal.until).astimezone():%H:%M}: replicas on it ended with "
+                f"{MOST} CUDA errors within {format_duration(WITHIN_S)}, the last with "
+                f"{withdrawal.error!r}.",
             )
             for node in self.cluster.nodes.values()
             for index in sorted(node.resources.withdrawn)
-            if (out := self._withdrawn.get(node.gpu_name(index))) is not None
+            if (withdrawal := self._withdrawn.get(node.gpu_name(index))) is not None
         ]
 
     async def _discover_again(self) -> None:

@@ -311,15 +311,19 @@ class Models:
     def not_open(self, key: ModelKey, model: Model | None, generation: str) -> str:
         """Return the refusal for a client that may not load models on demand and has named `model`."""
         served = [model.deployment for model in self._models if self.is_open(model)]
-        near = [config for config in served if config.repo_id.lower() == key.repo_id.lower()]
+        same_repository = [
+            config for config in served if config.repo_id.lower() == key.repo_id.lower()
+        ]
         if model is not None and self.is_open(model):
             loaded = ", ".join(sorted(self.loaded_in(model)))
             answer = (
                 f"{key.repo_id[:200]!r} is loaded for clients of nnsight {loaded} now, not for clients of "
                 f"{generation}."
             )
-        elif len(served) == 1 or near:
-            answer = explain_mismatch((near or served)[0], key) or "This model is not served."
+        elif len(served) == 1 or same_repository:
+            answer = (
+                explain_mismatch((same_repository or served)[0], key) or "This model is not served."
+            )
         elif not served:
             answer = (
                 f"{key.repo_id[:200]!r} is not served: no model is deployed on this server now."
@@ -328,9 +332,9 @@ class Models:
             names = sorted({repr(config.repo_id) for config in served})
             if len(names) > _MOST_NAMED:
                 names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} others (see /status)"]
-            these = ", ".join(names)
+            listed = ", ".join(names)
             answer = (
-                f"{key.repo_id[:200]!r} is not deployed on this server. Deployed models: {these}."
+                f"{key.repo_id[:200]!r} is not deployed on this server. Deployed models: {listed}."
             )
         return answer if self.fixed else f"{answer} {_NO_HOTSWAPPING}"
 

@@ -43,10 +43,10 @@ def client_status(
         windows.setdefault(id(booked), []).append(window)
     entries = []
     for model in (*controller.models, *scheduled.values()):
-        mine = [replica for replica in replicas if replica.model is model]
-        if mine or model.dedicated or not model.on_demand or id(model) in windows:
-            of_model = windows.get(id(model), ())
-            entries.append(_entry(model, mine, nodes, of_model, probes or Histories()))
+        own_replicas = [replica for replica in replicas if replica.model is model]
+        if own_replicas or model.dedicated or not model.on_demand or id(model) in windows:
+            own_windows = windows.get(id(model), ())
+            entries.append(_entry(model, own_replicas, nodes, own_windows, probes or Histories()))
     deployments: dict[str, ModelStatus] = {}
     for entry in _in_order(entries):
         deployments[entry.model_key] = entry
@@ -87,9 +87,9 @@ def _entry(
     key = model.config.key
     serving, states = {}, {}
     for generation in sorted({replica.generation for replica in replicas} | model.problems.keys()):
-        mine = [replica for replica in replicas if replica.generation == generation]
-        serving[generation] = sum(replica.serving for replica in mine)
-        states[generation] = _state(mine, has_problem=generation in model.problems)
+        of_generation = [replica for replica in replicas if replica.generation == generation]
+        serving[generation] = sum(replica.serving for replica in of_generation)
+        states[generation] = _state(of_generation, has_problem=generation in model.problems)
     state = _best(states.values())
     if model.deploying and state is not ReplicaState.RUNNING:
         state = ReplicaState.DEPLOYING  # it is being measured, or memory is being freed for it

@@ -87,8 +87,8 @@ class FetchAhead:
         except Exception:
             logger.exception("%s could not be downloaded ahead of its booking", name)
             return frozenset()
-        on = ", ".join(sorted(nodes.values()))
-        text = f"Its files are on {on} for its booking at {window.start:%Y-%m-%d %H:%M %Z}."
+        names = ", ".join(sorted(nodes.values()))
+        text = f"Its files are on {names} for its booking at {window.start:%Y-%m-%d %H:%M %Z}."
         self.events.record("fetched", name, text, "calendar")
         return frozenset(nodes)
 

@@ -183,12 +183,12 @@ class Export(Operation):
             dedicated = config.dedicated and replicas > 0
             if not dedicated and id(model) not in hot:
                 continue
-            replicas, most = max(1, replicas), config.max_replicas
+            replicas, max_replicas = max(1, replicas), config.max_replicas
             is_default = model.generations <= {config.runtime or newest}
             deployed = replace(
                 config,
                 replicas=replicas,
-                max_replicas=None if most is None else max(most, replicas),
+                max_replicas=None if max_replicas is None else max(max_replicas, replicas),
                 dedicated=dedicated,
                 generations=() if is_default else tuple(sorted(model.generations)),
             )
@@ -235,7 +235,7 @@ class Deploy(Operation):
             self._provide(control, plain, evicted),
             *(self._roll_out(control, plan, evicted) for plan in rolled.values()),
         )
-        outcomes += [outcome for some in provided for outcome in some]
+        outcomes += [outcome for group in provided for outcome in group]
         return answers.Outcomes(models=outcomes)
 
     def _plan(self, control: ControlPlane, change: DeploymentChange) -> _Plan:
@@ -262,7 +262,7 @@ class Deploy(Operation):
         if not plan.is_changed:
             return []
         replicas = control.controller.replicas()
-        of_model = [replica for replica in replicas if replica.model is plan.model]
+        own_replicas = [replica for replica in replicas if replica.model is plan.model]
         freed = [
             replica.placed.key for replica in replicas if replica.model in (plan.model, *leaving)
         ]
@@ -273,7 +273,7 @@ class Deploy(Operation):
                 continue
             serving = [
                 replica
-                for replica in of_model
+                for replica in own_replicas
                 if replica.generation == generation and replica.serving
             ]
             if serving:
@@ -330,8 +330,10 @@ class Deploy(Operation):
             # Two names may turn out to be one model once it is loaded.
             if request.model.same_as is not None:
                 change = DeploymentChange(request.model.config, plan.change.given)
-                again = Deploy(deployments=(change,), generation=request.generation, wait=self.wait)
-                (outcomes[index],) = (await again.perform(control)).models
+                repeated = Deploy(
+                    deployments=(change,), generation=request.generation, wait=self.wait
+                )
+                (outcomes[index],) = (await repeated.perform(control)).models
             elif plan.model is None:
                 control.forget_unloadable(request.model)
             else:
@@ -417,8 +419,8 @@ class Evict(Operation):
             evicted = self._evict_replica(control, models, replica_id)
         if not evicted:
             names = ", ".join(sorted({model.config.repo_id for model in models}))
-            of = "" if self.generation is None else f" for nnsight {self.generation}"
-            raise OperationError(404, f"{names!r} has no replica{of} to evict.")
+            suffix = "" if self.generation is None else f" for nnsight {self.generation}"
+            raise OperationError(404, f"{names!r} has no replica{suffix} to evict.")
         return _evicted_answer(evicted)
 
     async def _evict_all(self, control: ControlPlane) -> answers.Evicted:
@@ -537,8 +539,8 @@ class Restart(Operation):
             and self.generation in (None, Variant.parse(replica.placed.model_key).generation)
         ]
         if not existing:
-            of = "" if self.generation is None else f" for nnsight {self.generation}"
-            raise OperationError(404, f"{self.model!r} has no replica{of} to restart.")
+            suffix = "" if self.generation is None else f" for nnsight {self.generation}"
+            raise OperationError(404, f"{self.model!r} has no replica{suffix} to restart.")
         hot = [replica for replica in existing if replica.placed.level is _HOT]
         # If the model is only WARM, start one replica per generation.
         restarted = hot or list(

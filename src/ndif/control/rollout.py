@@ -110,17 +110,17 @@ class _Rollout:
         self._before = model.config, model.generations
         self._withdrawals = model.withdrawals
         # An evicted replica may still finish its last requests, but has no place in the cluster.
-        of_model = [
+        own_replicas = [
             replica
             for replica in controller.replicas()
             if replica.model is model and controller.cluster.find(replica.placed.key) is not None
         ]
-        self._serving = [replica for replica in of_model if replica.serving]
+        self._serving = [replica for replica in own_replicas if replica.serving]
         """Old replicas that serve; if memory suffices, they stay until the new replicas serve."""
-        self._others = [replica for replica in of_model if not replica.serving]
+        self._others = [replica for replica in own_replicas if not replica.serving]
         self._counts = Counter(
             replica.generation
-            for replica in of_model
+            for replica in own_replicas
             if replica.placed.level is DeploymentLevel.HOT
         )
         self._processors = {
@@ -188,9 +188,9 @@ class _Rollout:
                 for outcome in results
             ]
         if down_since is None:
-            left = self._evict(self._serving, _WHY)
+            evicted_last = self._evict(self._serving, _WHY)
             results = [
-                replace(outcome, result=_with_evictions(outcome.result, left))
+                replace(outcome, result=_with_evictions(outcome.result, evicted_last))
                 for outcome in results
             ]
         self._controller.dedicate(model)

@@ -87,13 +87,15 @@ def model_states(
     replicas = controller.replicas()
     states = []
     for model in controller.models:
-        mine = [replica for replica in replicas if replica.model is model]
-        generations: set[str | None] = {replica.generation for replica in mine}
+        own_replicas = [replica for replica in replicas if replica.model is model]
+        generations: set[str | None] = {replica.generation for replica in own_replicas}
         generations |= model.problems.keys()
         processors = dispatcher.processors.values()
         generations |= {p.variant.generation for p in processors if p.model is model}
         states += [
-            _model(controller, dispatcher, model, generation, mine, histories or Histories())
+            _model(
+                controller, dispatcher, model, generation, own_replicas, histories or Histories()
+            )
             for generation in sorted(generations, key=str) or [None]
         ]
     return states

@@ -171,9 +171,9 @@ class Feed:
         for subscriber in self._subscribers:
             for name, event in self._parts.items():
                 subscriber.put(name, event)
-            mine = self._jobs.get(subscriber.user or "")
-            if mine is not None:
-                subscriber.put(JOBS, mine)
+            own_jobs = self._jobs.get(subscriber.user or "")
+            if own_jobs is not None:
+                subscriber.put(JOBS, own_jobs)
 
     async def _report_unavailable(self, sentence: str) -> str:
         """Send `sentence` to the pages, wait before the next attempt, and return the empty name."""

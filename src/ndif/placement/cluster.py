@@ -269,10 +269,10 @@ class _DecisionState:
             existing = _dedicated_first(_hot(self.nodes, demand.model_key))
         self.placed += [Placement(replica, CandidateLevel.DEPLOYED) for replica in existing]
         needed = max(0, demand.replicas - len(existing))
-        for still in range(needed, 0, -1):
+        for missing in range(needed, 0, -1):
             if not self._place(search, rng):
                 # The next replica would fail for the same reason.
-                self.refused.append(refuse(self.nodes, search, still))
+                self.refused.append(refuse(self.nodes, search, missing))
                 return
 
     def _place(self, search: Search, rng: Random) -> bool:

@@ -289,14 +289,14 @@ def _level(candidate: Candidate, warm: bool) -> CandidateLevel:
 
 
 def _with(replicas: Replicas, replica: PlacedReplica) -> Replicas:
-    mine = replicas.get(replica.model_key, {})
-    return {**replicas, replica.model_key: {**mine, replica.replica_id: replica}}
+    own_replicas = replicas.get(replica.model_key, {})
+    return {**replicas, replica.model_key: {**own_replicas, replica.replica_id: replica}}
 
 
 def _without(replicas: Replicas, key: ReplicaKey) -> Replicas:
     model_key, replica_id = key
     if replica_id not in replicas.get(model_key, {}):
         return replicas
-    mine = {other: d for other, d in replicas[model_key].items() if other != replica_id}
+    own_replicas = {other: d for other, d in replicas[model_key].items() if other != replica_id}
     others = {other: theirs for other, theirs in replicas.items() if other != model_key}
-    return {**others, model_key: mine} if mine else others
+    return {**others, model_key: own_replicas} if own_replicas else others

@@ -119,14 +119,14 @@ def _distance(node: Node, search: Search, on_cpu: bool) -> tuple[int, float]:
 
 def _blockers(node: Node, search: Search, on_cpu: bool) -> tuple[Blocker, ...]:
     """Return the replicas to evict from a node: unprotected replicas first, then the least protected."""
-    in_the_way = eviction_order(node.hot_on(on_cpu))
+    residents = eviction_order(node.hot_on(on_cpu))
     if on_cpu:
-        in_the_way = [*smallest_first(node.cached()), *in_the_way]
-    blockers = {replica.key: _blocker(replica, search) for replica in in_the_way}
+        residents = [*smallest_first(node.cached()), *evictable]
+    blockers = {replica.key: _blocker(replica, search) for replica in residents}
     rank = list(BlockReason).index
-    in_the_way.sort(key=lambda d: (rank(blockers[d.key].reason), blockers[d.key].protected_s))
+    residents.sort(key=lambda d: (rank(blockers[d.key].reason), blockers[d.key].protected_s))
     fits = partial(room, rules=search.rules, on_cpu=on_cpu)
-    evicted = fewest_evictions(in_the_way, node.resources, search.demand.size_bytes, fits) or []
+    evicted = fewest_evictions(residents, node.resources, search.demand.size_bytes, fits) or []
     return tuple(
         blockers[replica.key]
         for replica in evicted
@@ -160,8 +160,8 @@ def explain_refusal(refusal: PlacementRefusal) -> str:
     if refusal.node_name is None:
         return f"{need}; no node of this server has {memory}."
     if not refusal.blockers:
-        most = _size(refusal.capacity_bytes)
-        return f"{need}; the largest node, {refusal.node_name}, has {most}."
+        capacity = _size(refusal.capacity_bytes)
+        return f"{need}; the largest node, {refusal.node_name}, has {capacity}."
     room = f"room for {_size(refusal.room_bytes)}" if refusal.room_bytes else "no room"
     reasons = [f"{need}; {refusal.node_name} has {room}", *_reasons(refusal)]
     if refusal.retry_after_s is not None:

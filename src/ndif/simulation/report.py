@@ -33,7 +33,7 @@ def report(world: World, journal: Journal, seed: int) -> Row:
     cpu = {node.id: node.resources.cpu_bytes for node in world.nodes}
     usages = {node.id: journal.by_node[node.id] for node in world.nodes}
     nodes = list(usages.values())
-    whole = sum(gpus.values()), sum(cpu.values()), journal.ended_s
+    totals = sum(gpus.values()), sum(cpu.values()), journal.ended_s
     return {
         "trace": {
             "requests": len(outcomes),
@@ -46,10 +46,10 @@ def report(world: World, journal: Journal, seed: int) -> Row:
         "overall": {
             **_request_figures(outcomes),
             **_replica_figures(nodes),
-            **_use(nodes, *whole),
+            **_use(nodes, *totals),
         },
         "errors": _errors(outcomes),
-        "models": _models(journal, whole[0] * journal.ended_s),
+        "models": _models(journal, totals[0] * journal.ended_s),
         "nodes": [
             {
                 "node": node.name,
@@ -59,7 +59,7 @@ def report(world: World, journal: Journal, seed: int) -> Row:
             }
             for node in world.nodes
         ],
-        "hours": _hours(outcomes, nodes, *whole),
+        "hours": _hours(outcomes, nodes, *totals),
     }
 
 
@@ -146,11 +146,11 @@ def _name(model: ModelKey, generation: str) -> _Name:
 
 def _errors(outcomes: Iterable[RequestOutcome]) -> list[Row]:
     """Return error messages, most frequent first; differences in names and numbers are ignored."""
-    alike: defaultdict[str, list[str]] = defaultdict(list)
+    by_problem: defaultdict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None:
-            alike[_PARTICULARS.sub("…", outcome.error)].append(outcome.error)
-    ranked = sorted(alike.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+            by_problem[_PARTICULARS.sub("…", outcome.error)].append(outcome.error)
+    ranked = sorted(by_problem.items(), key=lambda pair: (-len(pair[1]), pair[0]))
     return [
         {"requests": len(sentences), "for_example": sentences[0]}
         for _, sentences in ranked[:_MOST_REASONS]
@@ -165,17 +165,17 @@ def _hours(
     span_s: float,
 ) -> list[Row]:
     """Return a row for each hour, with its requests, their waits, and the use of memory and GPUs."""
-    came: defaultdict[int, list[RequestOutcome]] = defaultdict(list)
+    by_hour: defaultdict[int, list[RequestOutcome]] = defaultdict(list)
     for outcome in outcomes:
-        came[int(outcome.received // HOUR_S)].append(outcome)
+        by_hour[int(outcome.received // HOUR_S)].append(outcome)
     rows = []
     for hour in range(max(int(-(-span_s // HOUR_S)), 1)):
         length_s = min(HOUR_S, span_s - hour * HOUR_S)
-        waits = [o.dispatched - o.received for o in came[hour] if o.dispatched is not None]
+        waits = [o.dispatched - o.received for o in by_hour[hour] if o.dispatched is not None]
         rows.append(
             {
                 "hour": hour,
-                "requests": len(came[hour]),
+                "requests": len(by_hour[hour]),
                 "wait_s": _quantiles(waits),
                 **_use(nodes, gpus, cpu_bytes, length_s, slice(hour, hour + 1)),
             }
@@ -195,8 +195,8 @@ def _quantiles(values: Iterable[float]) -> Row | None:
     return {**percentiles, "max": _round(ordered[-1])}
 
 
-def _fraction(of: float, whole: float) -> float | None:
-    return round(of / whole, 6) + 0.0 if whole else None
+def _fraction(amount: float, whole: float) -> float | None:
+    return round(amount / whole, 6) + 0.0 if whole else None
 
 
 def _round(seconds: float) -> float:

@@ -32,7 +32,7 @@ from pydantic import (
 
 from ndif.config.units import parse_duration, parse_gpus, parse_size
 from ndif.errors import NdifError, quoted
-from ndif.errors import problems as found_in
+from ndif.errors import problems as validation_problems
 from ndif.placement.demand import PlacementRules
 from ndif.placement.node import Node
 from ndif.placement.resources import Resources
@@ -223,7 +223,7 @@ def read(text: str, source: str) -> World:
     try:
         file = _File.model_validate({str(key): part for key, part in value.items()})
     except ValidationError as error:
-        problems += [f"{source}: {problem.sentence}" for problem in found_in(error)]
+        problems += [f"{source}: {problem.sentence}" for problem in validation_problems(error)]
     models = value.get("models")
     configs: list[DeploymentConfig] = []
     sizes: dict[str, int] = {}  # by repository id as written
@@ -299,11 +299,11 @@ def _model(name: str, entry: object) -> tuple[DeploymentConfig, int]:
 
 
 def _nodes(file: _File) -> Iterator[Node]:
-    part, number = file.rules.model_cache_percentage, 0
+    cache_share, number = file.rules.model_cache_percentage, 0
     for node in file.nodes:
         for index in range(node.count):
             name = node.name or f"node-{number}"
             name += f"-{index}" if node.name and node.count > 1 else ""
-            resources = Resources.of(node.gpus, node.cpu_memory, part)
+            resources = Resources.of(node.gpus, node.cpu_memory, cache_share)
             yield Node(f"{number:04d}-{name}", name, resources)
             number += 1

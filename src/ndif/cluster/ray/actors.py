@@ -205,11 +205,11 @@ class RayModelActor:
     async def run(self, request: Request, respond: Respond) -> Response:
         """See `ModelActor.run`. The replica itself delivers all further updates."""
         self._cancels = False
-        elsewhere = self.whereabouts.get(request.id)
+        earlier = self.whereabouts.get(request.id)
         try:
-            if elsewhere is not None:
-                self._run_by = request.id, elsewhere
-                response = await self._run_elsewhere(request, elsewhere, respond)
+            if earlier is not None:
+                self._run_by = request.id, earlier
+                response = await self._run_elsewhere(request, earlier, respond)
                 if response is not None:
                     return response
             self._run_by = request.id, self
