@@ -121,7 +121,7 @@ def _blockers(node: Node, search: Search, on_cpu: bool) -> tuple[Blocker, ...]:
     """Return the replicas to evict from a node: unprotected replicas first, then the least protected."""
     residents = eviction_order(node.hot_on(on_cpu))
     if on_cpu:
-        residents = [*smallest_first(node.cached()), *evictable]
+        residents = [*smallest_first(node.cached()), *residents]
     blockers = {replica.key: _blocker(replica, search) for replica in residents}
     rank = list(BlockReason).index
     residents.sort(key=lambda d: (rank(blockers[d.key].reason), blockers[d.key].protected_s))
