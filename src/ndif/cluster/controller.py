@@ -231,7 +231,7 @@ class Controller:
         demand = ReplicaRequest(model, generation, config.replicas).demand(measured.size_bytes)
         if not self._uses_placement:
             demand = replace(demand, device=Device.AUTO)
-        # A generator of its own, so that later decisions draw the same ties as without this one.
+        # Use a separate generator, so that later decisions draw the same ties as without this call.
         rng = random.Random(0)  # noqa: S311 - ties, not secrets
         refused = cluster.deploy([demand], self._now(), rng, self._rules).refused
         return explain_refusal(refused[0]) if refused else None
@@ -316,7 +316,7 @@ class Controller:
         demand = ReplicaRequest(model, generation, config.replicas).demand(
             measured.size_bytes, self._files_on.get(key, frozenset())
         )
-        # A generator of its own, so that later decisions draw the same ties as without this one.
+        # Use a separate generator, so that later decisions draw the same ties as without this call.
         rng = random.Random(0)  # noqa: S311 - ties, not secrets
         decision = cluster.deploy([demand], self._now(), rng, self._rules)
         return [self.cluster.nodes[placement.replica.node_id] for placement in decision.placed]

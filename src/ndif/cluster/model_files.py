@@ -161,7 +161,7 @@ class ModelFilesStorage:
         if source in self._archives or self._look_again.get(source, now) > now:
             return
         self._look_again[source] = now + _LOOK_AGAIN_S
-        # After a cancellation, the thread of a slow download goes on until the process ends.
+        # After a cancellation, the thread of a slow download continues until the process ends.
         files = await aside(partial(self.finder.find, model))
         if files is not None:
             key = await publish(files.source, files.revision, self.objects)

@@ -98,7 +98,7 @@ class FetchAhead:
         """Download; return the nodes' names by id. Raise an `ActorError` if any replica lacks files."""
         places = await self.controller.preview(config, generation, booked)
         nodes = {node.id: node.name for node in places}
-        # A cancellation reaches all downloads; a failure does not end the others.
+        # A cancellation cancels all downloads; the failure of one download does not end the rest.
         outcomes = await asyncio.gather(
             *(self.fetch(config, generation, node_id) for node_id in nodes), return_exceptions=True
         )
