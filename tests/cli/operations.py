@@ -222,7 +222,9 @@ class Table:
 
     def _evict(self, operation: Evict) -> list[dict[str, str]]:
         if operation.model is None:
-            raise OperationError(400, "Name either one model, and maybe a replica of it, or all.")
+            raise OperationError(
+                400, "Name either one model, and optionally a replica of it, or all."
+            )
         entry = self._of(operation.model)
         chosen = [
             each for each in self._keys(entry) if operation.replica in (None, each["replica_id"])
@@ -274,7 +276,7 @@ class Table:
         chosen = [e for e in self.given_up if operation.all or e == operation.request_id]
         if not chosen and not operation.all:
             raise OperationError(
-                404, f"No call-back of a request {operation.request_id!r} is here."
+                404, f"No webhook or mail of a request {operation.request_id!r} is here."
             )
         self.given_up = [each for each in self.given_up if each not in chosen]
         self.called_again += chosen

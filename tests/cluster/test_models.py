@@ -48,7 +48,7 @@ def test_rejection_names_dedicated_models() -> None:
     configs = [DeploymentConfig(f"a/m{i}", "x", dedicated=i != 1) for i in range(3)]
     models = Models(configs)
     for asked in ("a/b", "a/m1"):
-        with pytest.raises(NotServedError, match=r"'a/m0', 'a/m2'\. Having") as error:
+        with pytest.raises(NotServedError, match=r"'a/m0', 'a/m2'\. Loading") as error:
             models.admit(key(asked), "0.8", hotswapping=False)
         assert f"{asked!r} is not deployed" in str(error.value)
     many = Models(DeploymentConfig(f"a/m{i}", "x", dedicated=True) for i in range(300))
@@ -58,7 +58,7 @@ def test_rejection_names_dedicated_models() -> None:
 
 def test_rejection_names_missing_right_unless_models_are_fixed() -> None:
     only = [DeploymentConfig("a/one", "x", dedicated=True)]
-    reason = "takes the right `hotswapping`, which you do not have: ask the server's operator"
+    reason = "needs the right `hotswapping`, which you do not have: ask the server's operator"
     for configs in (only, []):
         with pytest.raises(NotServedError, match=reason):
             Models(configs).admit(key("a/b"), "0.8", hotswapping=False)

@@ -70,7 +70,7 @@ def test_event_text_of_failed_operation_reports_failure() -> None:
     evict = parse_operation(Evict, {"model": "a/b"})
     gone = {"model_key": "a/b", "replica_id": None}
     (event,) = events_of(evict, answer_of(Evict, {"evicted": [gone]}), "token", 1.0)
-    assert event.text == "No replica of it was there."
+    assert event.text == "It had no replica."
     answer = answer_of(Evict, {"evicted": [gone, {**gone, "replica_id": "r1"}]})
     (event,) = events_of(evict, answer, "token", 1.0)
     assert event.text == "1 replica off the devices."
@@ -88,6 +88,6 @@ def test_scale_event_names_evicted_models() -> None:
     events = events_of(scale, answer, "token", 1.0)
     assert [(each.kind, each.subject, each.text) for each in events] == [
         ("scaled", "a/b", "0 replicas for nnsight 0.8."),
-        ("evicted", "a/b", "a/b took the place."),
-        ("evicted", "c/d", "a/b took the place."),
+        ("evicted", "a/b", "Its memory went to a/b."),
+        ("evicted", "c/d", "Its memory went to a/b."),
     ]

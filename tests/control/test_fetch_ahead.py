@@ -65,7 +65,7 @@ async def test_files_are_fetched_ahead_on_every_node_of_booking(
 
     assert await look() == ["one", "two"]
     assert ended == ["one"]  # even if the other node fails
-    assert "a/a is not downloaded yet: its disk is full" in caplog.text
+    assert "a/a could not be downloaded ahead of its booking: its disk is full" in caplog.text
     full.clear()
     assert await look() == []  # no immediate retry
     now += timedelta(minutes=10)

@@ -24,7 +24,7 @@ from tests.waiting import virtual_time_passes as elapse
 @pytest.fixture(autouse=True)
 def _a_look_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make looks cost no time; real time on a busy machine would delay the next look in virtual time."""
-    monkeypatch.setattr(overview, "_COST", 0)
+    monkeypatch.setattr(overview, "_SNAPSHOT_COST", 0)
 
 
 async def next_of(world: World, seen: str = "", users: Sequence[str] = ()) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_operator_logs_in_and_out(browser: Browser, server: Gateway) -> None:
         # The login survives a reload.
         page.reload()
         is_in(page)
-        for view in ("Usage", "Events", "Alerts", "Call-backs", "Calendar"):
+        for view in ("Usage", "Events", "Alerts", "Webhooks and mail", "Calendar"):
             page.get_by_role("link", name=view).click()
             expect(page.get_by_role("heading", name=view)).to_be_visible()
         page.get_by_role("link", name="Keys and tiers").click()
@@ -174,7 +174,7 @@ def test_deploy_form_shows_progress(operated: Page) -> None:
     page.route("**/admin/deploy", lambda route: held.append(route))
     page.get_by_label("Model", exact=True).fill("org/far-away")
     page.get_by_role("button", name="Deploy").click()
-    at_it = page.get_by_text("Looking for org/far-away")
+    at_it = page.get_by_text("Measuring org/far-away")
     expect(at_it).to_be_visible()
     held[0].fulfill(json={"models": [{"problem": "It is broken."}]})
     expect(page.get_by_text("It is broken.")).to_be_visible()
@@ -223,11 +223,11 @@ def test_operator_creates_uses_and_revokes_key_on_page(operated: Page, url: str)
     page.get_by_role("link", name="Keys and tiers").click()
     page.get_by_label("Tier", exact=True).fill("lab")
     page.get_by_label("hotswapping").check()
-    page.get_by_role("button", name="Make a tier").click()
+    page.get_by_role("button", name="Create a tier").click()
     expect(page.get_by_role("rowheader", name="lab")).to_be_visible()
     page.get_by_label("User", exact=True).fill("<img src=x onerror=alert(1)>")
     page.get_by_label("lab", exact=True).check()
-    page.get_by_role("button", name="Make a key").click()
+    page.get_by_role("button", name="Create a key").click()
     key = page.get_by_label("the new key", exact=True).inner_text()
     assert key.startswith("ndif_")
     headers = {"ndif-api-key": key}
@@ -257,7 +257,14 @@ def test_every_admin_view_is_accessible_and_fits_phone(operated: Page, scheme: A
     page = operated
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size(PHONE)
-    for view in ("Models and jobs", "Keys and tiers", "Usage", "Events", "Call-backs", "Calendar"):
+    for view in (
+        "Models and jobs",
+        "Keys and tiers",
+        "Usage",
+        "Events",
+        "Webhooks and mail",
+        "Calendar",
+    ):
         page.get_by_role("link", name=view).click()
         expect(page.get_by_text("Loading…")).to_have_count(0)
         check_access(page)

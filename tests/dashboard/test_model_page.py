@@ -253,7 +253,9 @@ def test_repository_names_are_rendered_as_text(browser: Browser, url: str) -> No
 
 def test_page_reports_unmeasured_and_unknown_models(browser: Browser, url: str) -> None:
     with visiting(browser, f"{url}/#/model/tests/new") as page:
-        expect(page.get_by_text("They are known once the model was measured")).to_be_visible()
+        expect(
+            page.get_by_text("The modules are known once the model was measured")
+        ).to_be_visible()
     for name in ("no/model", quote(HOSTILE), HOSTILE, "%E0%A4%A"):
         # The browser logs the 404.
         with visiting(browser, f"{url}/#/model/{name}", clean=False) as page:

@@ -134,6 +134,6 @@ def test_local_server_shows_dashboard_to_owner(browser: Browser, server: LocalSe
     with visiting(browser, server.url) as page:
         expect(page.locator("#models tr", has_text=NAME)).to_contain_text("serving")
         page.get_by_role("link", name="My jobs").click()
-        expect(page.locator("#limits")).to_contain_text("Jobs that wait or run at once")
+        expect(page.locator("#limits")).to_contain_text("Unfinished jobs at once")
         page.get_by_role("link", name="Connect").click()
         expect(page.locator("#connect")).to_contain_text(f"export NDIF_HOST={server.url}")

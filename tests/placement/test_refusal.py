@@ -61,7 +61,7 @@ def test_refusal_names_dedicated_replica_and_no_time() -> None:
     assert holds(refusal) == {"d": BlockReason.DEDICATED, "y": BlockReason.YOUNG}
     assert refusal.retry_after_s is None
     assert explain_refusal(refusal) == (
-        "'new' needs 40GiB on GPUs; name-n1 has no room; 'd' (dedicated) would have to go; "
+        "'new' needs 40GiB on GPUs; name-n1 has no room; 'd' (dedicated) would have to be evicted; "
         "'y' is protected for another 1h."
     )
 
@@ -76,7 +76,7 @@ def test_refusal_names_model_demanded_together() -> None:
     node = with_hot(a_node("1x24GiB"), "a", 20, [0])
     refusal = refused([node], want("new", 20), want("a", 20))
     assert holds(refusal) == {"a": BlockReason.TOGETHER}
-    assert "'a' (asked for together with it) would have to go" in explain_refusal(refusal)
+    assert "'a' (part of the same request) would have to be evicted" in explain_refusal(refusal)
     assert refusal.retry_after_s is None
 
 

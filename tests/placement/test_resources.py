@@ -92,5 +92,5 @@ def test_gpu_uuids_must_be_given_for_all_gpus_or_none() -> None:
     assert named.taken({0: 80}, 0).emptied() == named
     # Another card in the same slot is another machine.
     assert named != Resources.of((80, 24), 0, 1.0, ["GPU-1", "GPU-3"])
-    with pytest.raises(ValueError, match="cannot have 1 names"):
+    with pytest.raises(ValueError, match="cannot have 1 UUIDs"):
         Resources.of((80, 24), 0, 1.0, ["GPU-1"])

@@ -927,7 +927,7 @@ async def test_jobs_wait_for_unavailable_broker(
 async def test_gateways_get_position_of_polled_job_from_leader(
     tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_leader, "_ASK_S", OFTEN_S)
+    monkeypatch.setattr(remote_leader, "_CALL_TIMEOUT_S", OFTEN_S)
     gate, unknown = Gate(), str(uuid.uuid4())
     async with on_redis(redis, tmp_path) as broker, a_line(tmp_path, gate, broker=broker) as line:
         rpc, cache = LeaderRpc(broker.client, SIGNER), SharedCache(broker.client, SIGNER)
@@ -935,7 +935,7 @@ async def test_gateways_get_position_of_polled_job_from_leader(
         first, second = [await line.join(polled=True) for _ in range(2)]
         await gate.began.get()
         assert await asks.update_of(second.request.id, Status.RECEIVED) is None, "nobody leads"
-        monkeypatch.setattr(remote_leader, "_ASK_S", PATIENCE_S)
+        monkeypatch.setattr(remote_leader, "_CALL_TIMEOUT_S", PATIENCE_S)
         control = cast(ControlPlane, SimpleNamespace(dispatcher=line.dispatcher))
         serving = asyncio.create_task(
             LeaderRpc(broker.client, SIGNER).serve(partial(answer_call, control))

@@ -1,4 +1,4 @@
-"""Deployments with changed settings: the old replica serves on, and unspecified settings stay."""
+"""Deployments with changed settings: the old replica continues to serve, and unspecified settings stay."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_unusable_settings_leave_old_replica_serving(
         old = replica_of(world)
         told = await deploy(world, **settings)
         assert reason in told["problem"]
-        assert told["problem"].endswith("'a/a' serves on with the settings from before.")
+        assert told["problem"].endswith("'a/a' continues to serve with its previous settings.")
         assert (told["replicas"], told["evicted"], told["changes"]) == ([old], [], [])
         assert replica_of(world) == old
         (model,) = world.controller.models
@@ -149,8 +149,8 @@ def test_unknown_device_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("size", "gpus", "ends"),
     [
-        (60, 2, "'a/a' serves on with the settings from before."),
-        (90, 1, "'a/a' was loaded again with the settings from before."),
+        (60, 2, "'a/a' continues to serve with its previous settings."),
+        (90, 1, "'a/a' was loaded again with its previous settings."),
     ],
 )
 def test_old_settings_are_restored_if_new_ones_cannot_be_loaded(
@@ -276,7 +276,8 @@ def test_every_key_can_use_deployed_model_while_it_loads(tmp_path: Path) -> None
             await world.operations.evict(NAME, None, cold=False)
             (evicted,) = await world.until_ended(await world.send(NAME, hotswapping=False))
             assert (
-                "loaded for clients of nnsight 0.8 now, not for those of 0.7" in refused.description
+                "loaded for clients of nnsight 0.8 now, not for clients of 0.7"
+                in refused.description
             )
             assert "no model is deployed on this server now" in evicted.description
 
@@ -302,6 +303,6 @@ def test_model_loaded_on_demand_requires_hotswapping_right(tmp_path: Path) -> No
         async with World(tmp_path, {NAME: 20}) as world:
             await world.until_ended(await world.send(NAME))
             (refused,) = await world.until_ended(await world.send(NAME, hotswapping=False))
-            assert "takes the right `hotswapping`" in refused.description
+            assert "needs the right `hotswapping`" in refused.description
 
     run(main())

@@ -1168,8 +1168,8 @@ def test_jobs_of_undeployed_model_fail_with_list_of_deployed_models(
             for response in await world.until_ended(waiting, running):
                 assert response.status is Status.ERROR
                 assert response.description == (
-                    "'a/a' is not deployed on this server. These are: 'a/b', 'a/c'. Having a model "
-                    "loaded on demand takes the right `hotswapping`, which you do not have: ask the "
+                    "'a/a' is not deployed on this server. Deployed models: 'a/b', 'a/c'. Loading "
+                    "a model on demand needs the right `hotswapping`, which you do not have: ask the "
                     "server's operator for it."
                 )
 
@@ -1224,7 +1224,7 @@ def test_one_generation_of_model_is_evicted(tmp_path: Path) -> None:
             with pytest.raises(OperationError, match=r"'a/a' has no replica for nnsight 0\.7"):
                 await evict.perform(world.operations)
             for wrong in (Evict(all=True, generation="0.7"),):
-                with pytest.raises(OperationError, match="with one model alone"):
+                with pytest.raises(OperationError, match="only with one model"):
                     await wrong.perform(world.operations)
             await Evict(model="a/a", generation="0.8", cold=True).perform(world.operations)
             await elapse(90)

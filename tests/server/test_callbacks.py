@@ -226,7 +226,9 @@ async def test_callback_operations_handle_missing_entries_and_wrong_arguments(
     none = Callbacks(waiting=0, given_up=0, callbacks=[])
     assert await ListCallbacks().perform(control) == none
     assert (await RetryCallbacks(all=True).perform(control)).retried == []
-    with pytest.raises(OperationError, match="No call-back of a request 'abc' waits") as refused:
+    with pytest.raises(
+        OperationError, match="No webhook or mail of a request 'abc' waits"
+    ) as refused:
         await RetryCallbacks(request_id="abc").perform(control)
     assert refused.value.status == 404
     for wrong in (RetryCallbacks(), RetryCallbacks(request_id="abc", all=True)):
@@ -234,7 +236,7 @@ async def test_callback_operations_handle_missing_entries_and_wrong_arguments(
             await wrong.perform(control)
     file = cast(SqliteCallbacks, server.stores.callbacks)._file
     await file._in_thread(file._connection.close)
-    with pytest.raises(OperationError, match="The call-backs cannot be read"):
+    with pytest.raises(OperationError, match="The webhooks and mails cannot be read"):
         await ListCallbacks().perform(control)
 
 

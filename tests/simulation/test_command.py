@@ -86,7 +86,7 @@ def test_report_is_printed_as_tables_without_json_option(folder: Path) -> None:
     done = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--top", "3")
     assert done.returncode == 0, done.stderr
     assert "400 requests of 9 users" in done.stdout
-    assert "The 3 models that were asked for most" in done.stdout
+    assert "The first 3 models, of " in done.stdout
     for name in ("lab-0/pythia-000", "a100-1", "p99", "to WARM", "GPUs busy"):
         assert name in done.stdout
     assert "Simulated 1h 2m" in done.stderr
@@ -112,8 +112,11 @@ def test_trace_is_generated_for_models_of_existing_cluster_file(folder: Path) ->
     [
         (("none.jsonl", "--cluster", "c.yaml"), "none.jsonl cannot be read"),
         (("day.jsonl", "--cluster", "none.yaml"), "none.yaml cannot be read"),
-        (("bad.jsonl", "--cluster", "c.yaml"), "bad.jsonl, line 2: this is no JSON"),
-        (("other.jsonl", "--cluster", "c.yaml"), "These models of the trace have no size"),
+        (("bad.jsonl", "--cluster", "c.yaml"), "bad.jsonl, line 2: this is not JSON"),
+        (
+            ("other.jsonl", "--cluster", "c.yaml"),
+            "The sizes of these models of the trace are unknown",
+        ),
         (("new.jsonl", "--cluster", "empty.yaml", "--generate"), "names no models to request"),
         (("day.jsonl", "--cluster", "c.yaml", "--generate"), "day.jsonl exists already"),
         (("new.jsonl", "--cluster", "no/c.yaml", "--generate"), "no/c.yaml cannot be written"),

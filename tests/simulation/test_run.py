@@ -140,7 +140,7 @@ def test_request_over_execution_timeout_is_ended() -> None:
     journal = simulated(text, asks(0, "a", 61), asks(1, "a", 60))
     assert [outcome.ended for outcome in journal.outcomes] == [78.0, 138.0]
     first, second = (outcome.error for outcome in journal.outcomes)
-    assert first == "The job ran longer than the 1m that it may."
+    assert first == "The job ran longer than its limit of 1m."
     assert second is None
     assert report(read(text, "c.yaml"), journal, 0)["overall"]["failed"] == 1
 
@@ -214,7 +214,7 @@ def test_request_that_does_not_end_counts_as_unfinished() -> None:
 
 
 def test_models_without_known_size_are_refused() -> None:
-    with pytest.raises(TraceError, match=r"org/new, org/other\. Name them under models"):
+    with pytest.raises(TraceError, match=r"org/new, org/other\. Add them to models"):
         simulated(ONE_GPU, asks(0, "a"), asks(1, "other"), asks(1, "new"))
     journal = simulated(ONE_GPU + "default_size: 1GB\n", asks(0, "new"))
     assert waits(journal) == [10 + 1.15]

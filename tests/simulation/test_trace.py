@@ -61,14 +61,14 @@ def test_times_may_be_iso_dates_in_utc_by_default(text: str, at: float) -> None:
 
 def test_empty_lines_are_skipped_but_counted() -> None:
     assert len(read(["", line(), "  \n", line()], "day.jsonl")) == 2
-    assert problems("", "", "no") == ("day.jsonl, line 3: this is no JSON: Expecting value.",)
+    assert problems("", "", "no") == ("day.jsonl, line 3: this is not JSON: Expecting value.",)
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("[1]", "it must be one request, a JSON object, not [1]"),
-        ("[" * 5000, "this is no JSON"),
+        ("[1]", "a request must be a JSON object, not [1]"),
+        ("[" * 5000, "this is not JSON"),
         (line(at=None), '"at" must be a number of seconds, at least 0, not None'),
         (line(at=-1), '"at" must be a number of seconds, at least 0, not -1'),
         (line(at="noon"), "an ISO 8601 time, like 2026-01-31T09:30:00Z, not 'noon'"),
@@ -82,9 +82,9 @@ def test_empty_lines_are_skipped_but_counted() -> None:
         (line(generation=0.8), '"generation" must be a generation of nnsight in quotes'),
         (line(weight=0), '"weight" must be a number above 0, not 0'),
         (line(priority=1), '"priority" must be true or false, not 1'),
-        (line(took=1), "'took' is no field of a request. There are: at, model, user, run_s"),
+        (line(took=1), "'took' is not a field of a request. Fields are: at, model, user, run_s"),
         ('{"at": 1}', '"model" is missing'),
-        (line(user="x" * 70_000), "it is longer than 65,536 characters"),
+        (line(user="x" * 70_000), "the line is longer than 65,536 characters"),
     ],
 )
 def test_invalid_line_is_reported_with_its_number(wrong: str, said: str) -> None:
@@ -104,7 +104,7 @@ def test_at_most_ten_problems_are_reported() -> None:
 
 
 def test_empty_trace_is_refused() -> None:
-    assert problems("\n") == ("day.jsonl holds no requests.",)
+    assert problems("\n") == ("day.jsonl contains no requests.",)
 
 
 def test_written_trace_is_read_back(tmp_path: Path) -> None:

@@ -119,19 +119,19 @@ def test_json_cluster_file_equals_yaml() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "must hold nodes and models, not None"),
+        ("", "must contain nodes and models, not None"),
         ("models: {}", "nodes is missing."),
         ("nodes: []", "nodes: "),
         ("nodes: [{gpus: 8x80GiB}]", "nodes.0.cpu_memory is missing."),
         ("nodes: [{gpus: many, cpu_memory: 1GiB}]", "nodes.0.gpus: 'many' does not declare GPUs"),
-        ("nodes: [{gpus: 8, cpu_memory: 1GiB}]", "must say how many GPUs and how large"),
+        ("nodes: [{gpus: 8, cpu_memory: 1GiB}]", "must be the number of GPUs and their size"),
         ("nodes: [{gpus: 1x8GiB, cpu_memory: 1}, {}]", "nodes.1.cpu_memory is missing."),
         (SMALL + "nods: 1", "nods is not a known field."),
         (SMALL + "models: {org/x: {}}", "'org/x': size must be a size"),
-        (SMALL + "models: {org/x: 0}", "'org/x': size must be more than nothing, not 0."),
+        (SMALL + "models: {org/x: 0}", "'org/x': size must be more than 0 bytes, not 0."),
         (SMALL + "models: {org/x: {size: 1GB, dedicate: true}}", "did you mean 'dedicated'?"),
         (SMALL + "models: {no repo: 1GB}", "names no model"),
-        (SMALL + "models: {org/x: 1GB, ORG/X: 1GB}", "'ORG/X' is there more than once."),
+        (SMALL + "models: {org/x: 1GB, ORG/X: 1GB}", "'ORG/X' is listed more than once."),
         (SMALL + "rules: {minimum_deployment_time: soon}", "must be a duration"),
         (SMALL + "rules: {fraction_largest_possible: 2.0}", "must lie between 0 and 1"),
         (SMALL + "speeds: {load_bytes_per_s: 0}", "must be more than 0 bytes a second"),
@@ -140,7 +140,7 @@ def test_json_cluster_file_equals_yaml() -> None:
             "cooldown must be more than 0 and no more than idle.",
         ),
         (SMALL + "autoscale: {backoff: 1h, longest_backoff: 1m}", "than longest_backoff."),
-        ("nodes: [", "c.yaml, line 1: this is no YAML"),
+        ("nodes: [", "c.yaml, line 1: this is not YAML"),
     ],
 )
 def test_invalid_cluster_file_is_reported(text: str, said: str) -> None:
@@ -148,7 +148,7 @@ def test_invalid_cluster_file_is_reported(text: str, said: str) -> None:
 
 
 def test_broken_json_is_reported_with_line() -> None:
-    assert "c.json, line 2: this is no JSON" in problems('{"nodes":\n}', "c.json")
+    assert "c.json, line 2: this is not JSON" in problems('{"nodes":\n}', "c.json")
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -1,1 +1,1 @@
-"""The replicas that exist: created, watched and ended as placement decides."""
+"""The existing replicas, which the controller creates, watches and ends as placement decides."""

@@ -1,4 +1,4 @@
-"""Adoption of replicas that another controller left: a pure decision."""
+"""The decision which replicas of an earlier controller to adopt, without side effects."""
 
 from __future__ import annotations
 
@@ -15,44 +15,49 @@ from ndif.schema.states import DeploymentLevel
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """The cluster after adoption, and the fate of each orphan."""
+    """The cluster after adoption, and the decision on each orphan."""
 
     cluster: Cluster
     kept: tuple[tuple[OrphanReplica, PlacedReplica, Model], ...]
     dropped: tuple[OrphanReplica, ...]
-    """Orphans without a node, without room, or without use."""
+    """Orphans whose node or memory is missing, or that match no deployment."""
 
 
-def adopt(cluster: Cluster, models: Models, found: Sequence[OrphanReplica]) -> Adoption:
-    """Place orphans where they are, serving ones first, and add the models that are not known."""
+def adopt(cluster: Cluster, models: Models, orphans: Sequence[OrphanReplica]) -> Adoption:
+    """Keep orphans in their places, HOT ones first, and add unknown models."""
     kept, dropped = [], []
-    for one in sorted(found, key=lambda orphan: orphan.placed.level is not DeploymentLevel.HOT):
-        model = _model(models, one)
+    for orphan in sorted(
+        orphans, key=lambda orphan: orphan.placed.level is not DeploymentLevel.HOT
+    ):
+        model = _model(models, orphan)
         try:
-            placed = _as_it_is(cluster, one, model)
+            placed = _record(cluster, orphan, model)
             cluster = cluster.with_replica(placed)
         except (KeyError, IndexError, ValueError):
-            dropped.append(one)
+            dropped.append(orphan)
         else:
-            kept.append((one, placed, model))
+            kept.append((orphan, placed, model))
             if model not in models:
                 models.add(model)
     return Adoption(cluster, tuple(kept), tuple(dropped))
 
 
-def _model(models: Models, one: OrphanReplica) -> Model:
-    """Return the model of a replica; make one if the replica's key names no known model."""
-    key = Variant.parse(one.placed.model_key).model
-    known = models.find(key)
+def _model(models: Models, orphan: OrphanReplica) -> Model:
+    key = Variant.parse(orphan.placed.model_key).model
+    model = models.find(key)
     # A replica does not say whether an operator deployed its model.
-    return known or Model(key, replace(one.config, dedicated=False), on_demand=True)
+    return model or Model(key, replace(orphan.config, dedicated=False), on_demand=True)
 
 
-def _as_it_is(cluster: Cluster, one: OrphanReplica, model: Model) -> PlacedReplica:
-    """Return the record of an orphan, or raise a `ValueError` if it has no use here."""
-    placed = one.placed
+def _record(cluster: Cluster, orphan: OrphanReplica, model: Model) -> PlacedReplica:
+    """Return the record of an orphan; raise a `ValueError` if it matches no current deployment."""
+    placed = orphan.placed
     is_another = Variant.parse(placed.model_key).model != model.key
-    if is_another or model.deployment.as_loaded != one.config.as_loaded or cluster.find(placed.key):
+    if (
+        is_another
+        or model.deployment.as_loaded != orphan.config.as_loaded
+        or cluster.find(placed.key)
+    ):
         raise ValueError(f"{placed.name} belongs to no model as it is deployed now.")
     if placed.level is DeploymentLevel.WARM:
         return placed.as_warm()

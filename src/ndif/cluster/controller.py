@@ -1,8 +1,8 @@
 """The controller: decides which replicas exist, and creates, moves and ends them.
 
-`cluster` is the decided state, a value; the replicas follow it. Decisions take effect at once. Their
-changes to a node are made in the order of the decisions, so that no replica takes memory before its former
-owner has left.
+`cluster` is the decided state, an immutable value, which the replicas follow. Decisions take effect at
+once. Changes to a node are made in the order of the decisions, so that no replica takes memory before the
+previous owner has freed it.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from ndif.telemetry import metrics
 logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
-"""Seconds that a replica may take to leave its device before it is ended, because others wait."""
+"""Seconds that a replica may take to leave its device before it is ended, because other replicas wait."""
 OPERATORS = "its operator "
-"""Prefix of the reasons that an operator caused."""
+"""Prefix of reasons for changes that an operator made."""
 _WITHDRAWN = f"{OPERATORS}evicted it before it had a place"
 
 
 class Controller:
-    """The owner of all replicas: keeps them as requests and operators demand, within the cluster's memory.
+    """The owner of all replicas, which creates and ends them as requests and operators demand.
 
-    Owns the decided `Cluster` and a `Replica` with its actor for each place in it. Gets machines and actors
-    from a fleet, and sizes from an evaluator. The processors run the requests, and wait for `Replica.up`.
+    Owns the decided `Cluster` and a `Replica` with its actor for each place in it. Gets nodes and actors
+    from a fleet, and sizes from an evaluator. Processors run the requests, and wait for `Replica.up`.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Controller:
         rng: random.Random | None = None,
         uses_placement: bool = True,
     ) -> None:
-        """Prepare a controller without machines; `discover` finds them.
+        """Create a controller without nodes; `discover` finds them.
 
-        `rng` decides ties and ids. `uses_placement`: True to place models where there is room, False to
-        follow their options.
+        `rng` decides ties and ids. `uses_placement`: True to place models by free memory, False to follow
+        the models' options.
         """
         self.models = models
         self._cluster = Cluster()
@@ -104,13 +104,13 @@ class Controller:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
-        """Tasks that must run to their end, so that no process is left behind."""
+        """Tasks that must not be cancelled, so that no process is left behind."""
         self._sizes: dict[Variant, int] = {}
         self._files_on: dict[ModelKey, frozenset[str]] = {}
         """Ids of the nodes to which a model was downloaded before it was placed."""
         self._device_errors = DeviceErrors()
         self._withdrawn: dict[str, Withdrawal] = {}
-        self._asked: list[ReplicaRequest] = []
+        self._undecided: list[ReplicaRequest] = []
 
     # State
 
@@ -122,7 +122,11 @@ class Controller:
     @cluster.setter
     def cluster(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        hot = {each.model_key for each in cluster.replicas() if each.level is DeploymentLevel.HOT}
+        hot = {
+            replica.model_key
+            for replica in cluster.replicas()
+            if replica.level is DeploymentLevel.HOT
+        }
         self.models.note_loaded(hot)
 
     def replica(self, variant: Variant, replica_id: str) -> Replica | None:
@@ -138,15 +142,19 @@ class Controller:
         return self._sizes.get(variant)
 
     def undecided(self, model: Model) -> set[Variant]:
-        """Return the variants of a model that are requested and have no place yet."""
-        return {one.variant for one in self._asked if one.model is model and not one.withdrawn}
+        """Return the requested variants of a model that have no place yet."""
+        return {
+            request.variant
+            for request in self._undecided
+            if request.model is model and not request.withdrawn
+        }
 
     def on_leave(self, listener: Leaving) -> None:
         """Call `listener` for each replica that no longer serves."""
         self._leave_listeners.append(listener)
 
     def on_up(self, listener: Callable[[Replica], None]) -> None:
-        """Call `listener` with each replica that begins to serve."""
+        """Call `listener` for each replica that begins to serve."""
         self._up_listeners.append(listener)
 
     def _notify_leaving(self, key: ReplicaKey, why: str) -> None:
@@ -156,38 +164,41 @@ class Controller:
     # Operations
 
     async def discover(self) -> None:
-        """Find the machines, and record those that are new or gone."""
+        """Find the nodes, and record added and lost ones."""
         nodes = await self._discover()
-        found = self.cluster.with_nodes(nodes)  # as the cluster is after the wait
-        self.cluster = found.cluster
+        discovery = self.cluster.with_nodes(nodes)  # read after the wait
+        self.cluster = discovery.cluster
         self._withdraw()
-        for node_id in found.removed:
-            logger.warning("node %s is gone with its replicas", node_id)
-        for key in found.lost:
+        for node_id in discovery.removed:
+            logger.warning("node %s is lost with its replicas", node_id)
+        for key in discovery.lost:
             self._drop_lost(key, EvictedError("its node is gone"))
 
-    async def deploy(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
-        """Create the requested replicas that fit, in one decision, so that the largest goes first.
+    async def deploy(self, requests: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
+        """Create the requested replicas that fit, in one decision that places the largest model first.
 
-        Returns before they are loaded: `Replica.up` waits for that. A request withdrawn meanwhile is void.
+        Returns before the replicas are loaded; `Replica.up` waits for that. A request that is withdrawn
+        meanwhile is void.
         """
-        with self._asking(asked):
-            return await self._deploy(asked)
+        with self._counted_undecided(requests):
+            return await self._deploy(requests)
 
-    async def deploy_beside(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult] | None:
+    async def deploy_beside(
+        self, requests: Sequence[ReplicaRequest]
+    ) -> list[ProvisionResult] | None:
         """Create the requested replicas in addition to existing ones, as `deploy` does.
 
-        Return None, and create nothing, if that is not possible without evictions.
+        Return None without creating a replica if that is not possible without evictions.
         """
-        with self._asking(asked):
-            sizes = await asyncio.gather(*(self._size(one) for one in asked))
+        with self._counted_undecided(requests):
+            sizes = await asyncio.gather(*(self._size(request) for request in requests))
             demands = []
-            for one, size in zip(asked, sizes, strict=True):
-                if isinstance(size, str) or one.void:
+            for request, size in zip(requests, sizes, strict=True):
+                if isinstance(size, str) or request.void:
                     return None
-                demand = one.demand(size, self._files_on.get(one.model.key, frozenset()))
-                there = len(self.cluster.hot(demand.model_key))
-                demands.append(replace(demand, replicas=one.replicas + there))
+                demand = request.demand(size, self._files_on.get(request.model.key, frozenset()))
+                existing = len(self.cluster.hot(demand.model_key))
+                demands.append(replace(demand, replicas=request.replicas + existing))
             decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
             if decision.refused or decision.evictions:
                 return None
@@ -195,83 +206,89 @@ class Controller:
             self._carry_out(decision, "")
             provided = []
             for demand in demands:
-                found = decision.replica_ids(demand.model_key)
-                new = tuple(each for each in found if (demand.model_key, each) not in before)
+                replica_ids = decision.replica_ids(demand.model_key)
+                new = tuple(
+                    replica_id
+                    for replica_id in replica_ids
+                    if (demand.model_key, replica_id) not in before
+                )
                 provided.append(ProvisionResult(new))
             return provided
 
     async def check(
-        self, config: DeploymentConfig, generation: str, gone: Collection[ReplicaKey] = ()
+        self, config: DeploymentConfig, generation: str, freed: Collection[ReplicaKey] = ()
     ) -> str | None:
-        """Return the reason why a model cannot be loaded with these settings; None if none is known.
+        """Return the reason why a model cannot be loaded with these settings; None if no reason is known.
 
-        The model is measured, and needs a place in the cluster without the replicas `gone`.
+        The model is measured, and must fit in the cluster without the replicas `freed`.
         """
-        model = Model(self._key(config.key), config)
+        model = Model(self._first_key(config.key), config)
         try:
             measured = await self._evaluate(config, generation)
         except ActorError as error:
             return _not_loaded(model, generation, str(error))
-        cluster = self.cluster.without(gone)
+        cluster = self.cluster.without(freed)
         demand = ReplicaRequest(model, generation, config.replicas).demand(measured.size_bytes)
         if not self._uses_placement:
             demand = replace(demand, device=Device.AUTO)
-        # A generator of its own, so that later decisions draw the same ties as without this one.
+        # Use a separate generator, so that later decisions draw the same ties as without this call.
         rng = random.Random(0)  # noqa: S311 - ties, not secrets
         refused = cluster.deploy([demand], self._now(), rng, self._rules).refused
         return explain_refusal(refused[0]) if refused else None
 
     @contextlib.contextmanager
-    def _asking(self, asked: Sequence[ReplicaRequest]) -> Iterator[None]:
-        """Count the requests as undecided meanwhile."""
-        for one in asked:
-            one.model.deploying += 1
-            self._asked.append(one)
+    def _counted_undecided(self, requests: Sequence[ReplicaRequest]) -> Iterator[None]:
+        """Count the requests as undecided until the end of the block."""
+        for request in requests:
+            request.model.deploying += 1
+            self._undecided.append(request)
         try:
             yield
         finally:
-            for one in asked:
-                one.model.deploying -= 1
-                self._asked.remove(one)
+            for request in requests:
+                request.model.deploying -= 1
+                self._undecided.remove(request)
 
-    async def _deploy(self, asked: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
-        sizes = await asyncio.gather(*(self._size(one) for one in asked))
-        sized = list(zip(asked, sizes, strict=True))
-        decision = await self._decide({one: size for one, size in sized if isinstance(size, int)})
+    async def _deploy(self, requests: Sequence[ReplicaRequest]) -> list[ProvisionResult]:
+        sizes = await asyncio.gather(*(self._size(request) for request in requests))
+        sized = list(zip(requests, sizes, strict=True))
+        decision = await self._decide(
+            {request: size for request, size in sized if isinstance(size, int)}
+        )
         self._carry_out(decision, "another model needs its memory")
         refused = {refusal.model_key: explain_refusal(refusal) for refusal in decision.refused}
         provided = []
-        for one, size in sized:
-            if one.void:
-                why = _WITHDRAWN if one.withdrawn else None
+        for request, size in sized:
+            if request.void:
+                why = _WITHDRAWN if request.withdrawn else None
                 provided.append(ProvisionResult(problem=why, evicted=decision.evictions))
                 continue
-            variant = str(one.variant)
+            variant = str(request.variant)
             problem = size if isinstance(size, str) else refused.get(variant)
-            one.model.problems.pop(one.generation, None)
+            request.model.problems.pop(request.generation, None)
             if problem is not None:
-                one.model.problems[one.generation] = problem
+                request.model.problems[request.generation] = problem
             replica_ids = decision.replica_ids(variant)
             provided.append(ProvisionResult(replica_ids, problem, decision.evictions))
         return provided
 
-    async def _decide(self, asked: Mapping[ReplicaRequest, int]) -> Decision:
-        """Return a decision that evicts only replicas that have been used.
+    async def _decide(self, requests: Mapping[ReplicaRequest, int]) -> Decision:
+        """Return a decision that evicts only used replicas, unless a demand is dedicated.
 
-        Otherwise two models could evict each other again and again without running a request.
+        Otherwise two models could evict each other repeatedly without running a request.
         """
         while True:
             demands = [
-                one.demand(size, self._files_on.get(one.model.key, frozenset()))
-                for one, size in asked.items()
-                if not one.void
+                request.demand(size, self._files_on.get(request.model.key, frozenset()))
+                for request, size in requests.items()
+                if not request.void
             ]
             if not self._uses_placement:
                 demands = [replace(demand, device=Device.AUTO) for demand in demands]
             decision = self.cluster.deploy(demands, self._now(), self._rng, self._rules)
             leaving = [self._replicas[key] for key in decision.evictions if key in self._replicas]
             unused = [replica for replica in leaving if not replica.used.is_set()]
-            if not unused or any(one.dedicated for one in demands):
+            if not unused or any(demand.dedicated for demand in demands):
                 return decision
             await asyncio.gather(*(replica.used.wait() for replica in unused))
 
@@ -280,37 +297,38 @@ class Controller:
     ) -> list[Node]:
         """Return the node of each replica that a booked model would have if it were placed now.
 
-        There are fewer nodes if there is no room; nothing is placed. `booked` are the models of all
-        bookings at that time, whose places it cannot take. It can take places of others booked now.
+        Replicas that do not fit have no node. This places no replica. `booked` are the models of all
+        bookings at that time; their places are taken. Models that are booked now, but not then, can lose
+        their places.
 
         Raises:
             ActorError: If the model cannot be measured.
         """
         measured = await self._evaluate(config, generation)
-        cluster, stay = self.cluster, {self._key(key) for key in booked}
+        cluster, stay = self.cluster, {self._first_key(key) for key in booked}
         for replica in self.replicas():
             if replica.model.scheduled is not None and replica.model.key not in stay:
                 own = replica.model.config
                 kept = own.replicas if own.dedicated else 0
                 cluster = cluster.with_dedicated(replica.placed.model_key, kept)
-        key = self._key(config.key)
+        key = self._first_key(config.key)
         model = Model(key, replace(config, dedicated=True))
         demand = ReplicaRequest(model, generation, config.replicas).demand(
             measured.size_bytes, self._files_on.get(key, frozenset())
         )
-        # A generator of its own, so that later decisions draw the same ties as without this one.
+        # Use a separate generator, so that later decisions draw the same ties as without this call.
         rng = random.Random(0)  # noqa: S311 - ties, not secrets
         decision = cluster.deploy([demand], self._now(), rng, self._rules)
-        return [self.cluster.nodes[each.replica.node_id] for each in decision.placed]
+        return [self.cluster.nodes[placement.replica.node_id] for placement in decision.placed]
 
     def note_files(self, key: ModelKey, node_ids: Set[str]) -> None:
-        """Note that these nodes have a model's files; placement prefers them to nodes otherwise as good."""
-        self._files_on[self._key(key)] = frozenset(node_ids)
+        """Record which nodes have a model's files; placement prefers them among equally good nodes."""
+        self._files_on[self._first_key(key)] = frozenset(node_ids)
 
-    def _key(self, key: ModelKey) -> ModelKey:
-        """Return the first key of the model that a key names; the key itself if no model is known."""
-        known = self.models.find(key)
-        return key if known is None else known.key
+    def _first_key(self, key: ModelKey) -> ModelKey:
+        """Return the first key of the model that `key` names; `key` if the model is unknown."""
+        model = self.models.find(key)
+        return key if model is None else model.key
 
     def evict(
         self,
@@ -320,35 +338,35 @@ class Controller:
         cold: bool = False,
         why: str = f"{OPERATORS}evicted it",
     ) -> tuple[ReplicaKey, ...]:
-        """Evict models or single replicas; return those that were HOT, or no longer exist."""
-        to = DeploymentLevel.COLD if cold else DeploymentLevel.WARM
+        """Evict models or single replicas; return the replicas that were HOT or no longer exist."""
+        level = DeploymentLevel.COLD if cold else DeploymentLevel.WARM
         before = {placed.key for placed in self.cluster.replicas()}
-        decision = self.cluster.evict(map(str, variants), replica_keys, to)
+        decision = self.cluster.evict(map(str, variants), replica_keys, level)
         after = {placed.key for placed in decision.cluster.replicas()}
-        gone = tuple(dict.fromkeys([*decision.evictions, *sorted(before - after)]))
+        evicted = tuple(dict.fromkeys([*decision.evictions, *sorted(before - after)]))
         self._carry_out(decision, why)
-        return gone
+        return evicted
 
     def dedicate(self, model: Model) -> None:
-        """Dedicate as many of a model's replicas as its deployment says, and no others."""
-        for variant in {replica.placed.model_key for replica in self._of(model)}:
+        """Dedicate exactly as many of a model's replicas as its deployment requests."""
+        for variant in {replica.placed.model_key for replica in self._replicas_of(model)}:
             replicas = model.dedicated_in(Variant.parse(variant).generation)
             self.cluster = self.cluster.with_dedicated(variant, replicas)
-        self._take_over()
+        self._update_places()
 
-    def adopt(self, found: Sequence[OrphanReplica]) -> list[Replica]:
-        """Adopt replicas that another controller left; end those without a place here."""
-        adoption = adopt(self.cluster, self.models, found)
+    def adopt(self, orphans: Sequence[OrphanReplica]) -> list[Replica]:
+        """Adopt replicas that an earlier controller left; end replicas that cannot be adopted."""
+        adoption = adopt(self.cluster, self.models, orphans)
         self.cluster = adoption.cluster
-        for one in adoption.dropped:
-            logger.warning("%s has no place here and is ended", one.placed.name)
-            self._end_aside(one.actor.stop(), one.placed)
+        for orphan in adoption.dropped:
+            logger.warning("%s cannot be adopted and is ended", orphan.placed.name)
+            self._end_aside(orphan.actor.stop(), orphan.placed)
         adopted = []
-        for one, place, model in adoption.kept:
-            replica = self._replicas[place.key] = Replica(place, model, one.actor)
+        for orphan, place, model in adoption.kept:
+            replica = self._replicas[place.key] = Replica(place, model, orphan.actor)
             adopted.append(replica)
             logger.info("%s is adopted", place.name)
-            if not one.is_loaded:
+            if not orphan.is_loaded:
                 replica.starting = self._spawn(self._create(replica), place.name)
                 continue
             replica.came_up()
@@ -358,92 +376,96 @@ class Controller:
         return adopted
 
     async def leave(self) -> None:
-        """Abandon every replica for another controller to adopt, after ending replicas have ended."""
+        """Leave every replica running for another controller to adopt; wait until ending replicas end."""
         self.cluster = Cluster()
         await end(self._tasks - self._ends)
-        await _all(*self._ends)
+        await _wait_for_all(*self._ends)
         self._replicas.clear()
 
     async def stop(self) -> None:
         """End every replica, and wait until all have ended."""
-        self.cluster = Cluster()  # later requests find no room
+        self.cluster = Cluster()  # so that later requests find no memory
         await end(self._tasks - self._ends)
-        await _all(*(replica.actor.stop() for replica in self._replicas.values()), *self._ends)
+        await _wait_for_all(
+            *(replica.actor.stop() for replica in self._replicas.values()), *self._ends
+        )
         self._replicas.clear()
 
-    async def _size(self, asked: ReplicaRequest) -> int | str:
+    async def _size(self, request: ReplicaRequest) -> int | str:
         settings = measured = None
-        while measured is None or asked.model.deployment != settings:  # which may change meanwhile
-            settings = asked.model.deployment
+        while (
+            measured is None or request.model.deployment != settings
+        ):  # settings may change during the wait
+            settings = request.model.deployment
             try:
-                measured = await self._evaluate(settings, asked.generation)
+                measured = await self._evaluate(settings, request.generation)
             except ActorError as error:
-                return _not_loaded(asked.model, asked.generation, str(error))
+                return _not_loaded(request.model, request.generation, str(error))
         self.models.learn(
-            asked.model,
+            request.model,
             measured.repo_id,
             measured.task,
             measured.parameters,
             gated=measured.gated,
         )
         if measured.structure is not None:
-            # The description by a replica that loaded the model is kept: this one follows from a config.
-            asked.model.structures.setdefault(asked.generation, measured.structure)
-        if not self._of(asked.model):
-            self.models.unite(asked.model)
-        if asked.model.same_as is None:
-            # Checked again, now that the hub has told the model's name and whether access is restricted.
-            why = self.models.not_permitted(asked.model.key, asked.model, gated=asked.gated)
+            # Keep the description by a replica that loaded the model: this one was built from the config.
+            request.model.structures.setdefault(request.generation, measured.structure)
+        if not self._replicas_of(request.model):
+            self.models.unite(request.model)
+        if request.model.same_as is None:
+            # Check again, because the model's name and its restrictions on the hub are known only now.
+            why = self.models.not_permitted(request.model.key, request.model, gated=request.gated)
             if why is not None:
                 return why
-        self._sizes[asked.variant] = measured.size_bytes
+        self._sizes[request.variant] = measured.size_bytes
         return measured.size_bytes
 
     # Carrying decisions out
 
     def _carry_out(self, decision: Decision, why: str) -> None:
         delta = build(self.cluster, decision.cluster)
-        coming = {placed.key: self._host(placed) for placed in delta.to_create}
+        created = {placed.key: self._new_replica(placed) for placed in delta.to_create}
         for described in delta.steps(why):
             logger.info("%s", described)
         for placed, destination in (
-            *((each, "disk") for each in delta.to_delete),
-            *((each, "cpu") for each in delta.to_cache),
+            *((placed, "disk") for placed in delta.to_delete),
+            *((placed, "cpu") for placed in delta.to_cache),
         ):
             if placed.level is DeploymentLevel.HOT:
                 label = metrics.model_label(Variant.parse(placed.model_key).model.label)
                 metrics.EVICTIONS.labels(label, destination).inc()
         loaded = {key for key, replica in self._replicas.items() if replica.is_loaded}
-        # A replica that is still loading has nothing to keep WARM.
+        # A replica that still loads has no weights to keep WARM.
         self.cluster = decision.cluster.without(
             d.key for d in delta.to_cache if d.key not in loaded
         )
-        self._replicas.update(coming)
+        self._replicas.update(created)
         leaving = {
             d.key: (replica, replica.lease)
             for d in [*delta.to_delete, *delta.to_cache]
             if (replica := self._replicas.get(d.key)) is not None
         }
         for replica, _ in leaving.values():
-            replica.mark_used()  # decisions that wait for its place can go on
+            replica.mark_used()  # lets decisions that wait for its place continue
             if replica.placed.level is DeploymentLevel.HOT:
                 self._notify_leaving(replica.placed.key, why)
             if not replica.is_loaded:
-                replica.failed(EvictedError(why))  # so that nothing waits for it in vain
+                replica.failed(EvictedError(why))  # so that no caller waits forever
         for placed in delta.from_cache:
             self._replicas[placed.key].returns(placed)
-        self._take_over()
+        self._update_places()
         for node_id, part in delta.by_node().items():
             self._spawn(self._apply(node_id, part, leaving), f"changes of {node_id}")
 
-    def _host(self, placed: PlacedReplica) -> Replica:
+    def _new_replica(self, placed: PlacedReplica) -> Replica:
         variant = Variant.parse(placed.model_key)
         model = self.models.of(variant.model)
         return Replica(
             placed, model, self._make_actor(model.deployment, variant.generation, placed)
         )
 
-    def _take_over(self) -> None:
+    def _update_places(self) -> None:
         for decided in self.cluster.replicas():
             replica = self._replicas.get(decided.key)
             if replica is not None:
@@ -455,13 +477,13 @@ class Controller:
         delta: DeploymentDelta,
         leaving: Mapping[ReplicaKey, tuple[Replica, Lease]],
     ) -> None:
-        """Delete, cache, return, create: in this order, after earlier changes of the node."""
+        """Delete, cache, return and create replicas, in this order, after earlier changes of the node."""
         async with self._locks[node_id]:
-            await _all(
+            await _wait_for_all(
                 *(self._delete(*leaving[d.key]) for d in delta.to_delete if d.key in leaving),
                 *(self._cache(*leaving[d.key]) for d in delta.to_cache if d.key in leaving),
             )
-            await _all(*(self._return(d.key) for d in delta.from_cache))
+            await _wait_for_all(*(self._return(d.key) for d in delta.from_cache))
             for placed in delta.to_create:
                 if (replica := self._replicas.get(placed.key)) is not None:
                     replica.starting = self._spawn(self._create(replica), replica.placed.name)
@@ -518,21 +540,21 @@ class Controller:
             self._came_up(replica)
         except ActorError as error:
             if isinstance(error, FailedDeviceError):
-                self._failed_on(replica, error.failure)
+                self._record_device_failure(replica, error.failure)
             await self._discover_again()  # a lost node is no fault of the model
             if not replica.is_ending and self._replicas.get(replica.placed.key) is replica:
                 await self._fail(replica, str(error))
         except Exception:
-            # A defect of the server must not leave it loading for ever.
+            # After a defect of the server, the replica must not stay loading forever.
             logger.exception("%s could not be brought up", replica.placed.name)
             await self._fail(replica, "the server failed; its log says why")
 
     def _came_up(self, replica: Replica) -> None:
-        """Record that the replica serves; its protection from eviction begins now."""
+        """Record that the replica serves, which begins its protection from eviction."""
         key = replica.placed.key
         self._learn(replica)
         self.cluster = self.cluster.with_deployed(key, self._now())
-        self._take_over()
+        self._update_places()
         logger.info("%s is ready", replica.placed.name)
         replica.model.problems.pop(replica.generation, None)
         for listener in self._up_listeners:
@@ -558,40 +580,43 @@ class Controller:
     async def _watch(self, replica: Replica) -> None:
         await replica.actor.ended.wait()
         if (failure := replica.actor.device_failure) is not None:
-            self._failed_on(replica, failure)
-        await self._discover_again()  # first, or its place on a lost node would be given away
+            self._record_device_failure(replica, failure)
+        await self._discover_again()  # first, so that its place on a lost node is not reused
         self.lost(replica)
 
-    def _failed_on(self, replica: Replica, failure: DeviceFailure) -> None:
-        """Record the GPU that a replica was lost to; all of its GPUs if the failure names none."""
+    def _record_device_failure(self, replica: Replica, failure: DeviceFailure) -> None:
+        """Record the failed GPU of a replica; all GPUs of the replica if the failure names none."""
         place = replica.placed
         node = self.cluster.nodes.get(place.node_id)
-        of_it = [index for index in place.gpu_mem_bytes_by_id if failure.gpu in (None, index)]
-        if node is None or not of_it:
+        indices = [index for index in place.gpu_mem_bytes_by_id if failure.gpu in (None, index)]
+        if node is None or not indices:
             return
-        names = [node.gpu_name(index) for index in of_it]
+        names = [node.gpu_name(index) for index in indices]
         self._device_errors = self._device_errors.noted(names, failure.error, self._now())
-        logger.error("%s was lost to %s: %s", place.name, " or ".join(names), failure.error)
+        logger.error(
+            "%s was lost by a failure of %s: %s", place.name, " or ".join(names), failure.error
+        )
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Withdraw from placement exactly the GPUs that failed recently."""
+        """Withdraw the recently failed GPUs from placement, and no others."""
         self._withdrawn = self._device_errors.withdrawn(self._now())
         self.cluster = self.cluster.with_withdrawn(self._withdrawn.keys())
 
     def device_problems(self) -> list[Problem]:
-        """Return a problem for each GPU that is out of placement."""
+        """Return a problem for each withdrawn GPU."""
         return [
             Problem(
                 ProblemKind.GPU_WITHDRAWN,
                 f"GPU {index} of {node.name}",
                 f"GPU {index} of {node.name} ({node.gpu_name(index)}) takes no model until "
-                f"{datetime.fromtimestamp(out.until).astimezone():%H:%M}: replicas on it ended with "
-                f"{MOST} CUDA errors within {format_duration(WITHIN_S)}, the last with {out.error!r}.",
+                f"{datetime.fromtimestamp(withdrawal.until).astimezone():%H:%M}: replicas on it ended with "
+                f"{MOST} CUDA errors within {format_duration(WITHIN_S)}, the last with "
+                f"{withdrawal.error!r}.",
             )
             for node in self.cluster.nodes.values()
             for index in sorted(node.resources.withdrawn)
-            if (out := self._withdrawn.get(node.gpu_name(index))) is not None
+            if (withdrawal := self._withdrawn.get(node.gpu_name(index))) is not None
         ]
 
     async def _discover_again(self) -> None:
@@ -601,14 +626,14 @@ class Controller:
             logger.exception("the machines could not be discovered")
 
     def lost(self, replica: Replica) -> None:
-        """Remove a replica that was found to be lost, and free its place."""
+        """Remove a lost replica, and free its place."""
         if self._replicas.get(replica.placed.key) is replica:
             label = metrics.model_label(replica.model.config.key.label)
             metrics.LOST_REPLICAS.labels(label).inc()
             self._drop_lost(replica.placed.key, EvictedError("its process ended"))
 
     def _drop_lost(self, key: ReplicaKey, why: DeploymentError) -> None:
-        """End a lost replica; the next user of its place waits for that."""
+        """End a lost replica; the next replica in its place waits for the end."""
         if (replica := self._replicas.get(key)) is not None:
             self._end_aside(self._end(replica), replica.placed)
         self._forget(key, why)
@@ -619,7 +644,7 @@ class Controller:
         self._spawn(self._wait_for(task, place.node_id), f"place of {place.name}")
 
     async def _wait_for(self, end: asyncio.Task[None], node_id: str) -> None:
-        """Hold back later changes of a node until this task has ended."""
+        """Delay later changes of a node until this task has ended."""
         async with self._locks[node_id]:
             await asyncio.wait([end])
 
@@ -632,7 +657,7 @@ class Controller:
             if has_served:  # otherwise `Replica.up` raises
                 self._notify_leaving(key, str(why))
 
-    def _of(self, model: Model) -> list[Replica]:
+    def _replicas_of(self, model: Model) -> list[Replica]:
         return [replica for replica in self._replicas.values() if replica.model is model]
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -648,7 +673,7 @@ class Controller:
             logger.error("%s failed", task.get_name(), exc_info=defect)
 
 
-async def _all(*work: Awaitable[None]) -> None:
+async def _wait_for_all(*work: Awaitable[None]) -> None:
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, Exception):
             logger.error("a change of a replica failed", exc_info=outcome)

@@ -1,4 +1,4 @@
-"""Types of the controller: requests to it, the functions that it calls, and results."""
+"""Types of the controller: its requests, its results, and the functions that it calls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import Variant
 
 MakeActor = Callable[[DeploymentConfig, str, PlacedReplica], ModelActor]
-"""Makes the actor of a replica of this model, in the runtime of this generation, at this place."""
+"""Creates the actor of a replica with these settings, in the runtime of this generation, at this place."""
 
 Evaluate = Callable[[DeploymentConfig, str], Awaitable[Measured]]
-"""Measures one replica of a model; raises `ActorError` if that fails."""
+"""Measures one replica of a model; raises an `ActorError` if that fails."""
 
 Discover = Callable[[], Awaitable[Sequence[Node]]]
-"""Returns the machines that exist now, each without replicas."""
+"""Returns the nodes that exist now, each without replicas."""
 
 Leaving = Callable[[ReplicaKey, str], None]
 """Called with each replica that no longer serves, and the reason."""
@@ -35,7 +35,7 @@ class ReplicaRequest:
     generation: str
     replicas: int
     gated: bool = False
-    """True if a user who waits for it may use gated models."""
+    """True if a user who waits for the replicas may use gated models."""
     _withdrawals: int = field(init=False, repr=False)
     """Withdrawals of the model before this request."""
 
@@ -44,12 +44,12 @@ class ReplicaRequest:
 
     @property
     def withdrawn(self) -> bool:
-        """Return True if an operator has evicted the model since."""
+        """Return True if an operator has evicted the model since the request."""
         return self.model.withdrawals > self._withdrawals
 
     @property
     def void(self) -> bool:
-        """Return True if the request is void: withdrawn, or its model turned out to be another one."""
+        """Return True if the request was withdrawn, or its model turned out to be another model."""
         return self.withdrawn or self.model.same_as is not None
 
     @property
@@ -63,7 +63,7 @@ class ReplicaRequest:
         return 0 < self.replicas <= self.model.dedicated_in(self.generation)
 
     def demand(self, size_bytes: int, files_on: Set[str] = frozenset()) -> Demand:
-        """Return the demand on the cluster for replicas of this size, whose files are on these nodes."""
+        """Return the demand for replicas of this size whose files are on these nodes."""
         return Demand(
             str(self.variant),
             size_bytes,
@@ -76,13 +76,13 @@ class ReplicaRequest:
 
 @dataclass(frozen=True, slots=True)
 class OrphanReplica:
-    """A replica that another controller left."""
+    """A replica that an earlier controller left running."""
 
     placed: PlacedReplica
     config: DeploymentConfig
     actor: ModelActor
     is_loaded: bool
-    """False while it is being loaded."""
+    """False while the replica loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class ProvisionResult:
     replica_ids: tuple[str, ...] = ()
     """Replicas that exist now, ready or loading."""
     problem: str | None = None
-    """Reason why there are fewer than requested."""
+    """Reason why fewer replicas exist than requested."""
     evicted: tuple[ReplicaKey, ...] = ()
-    """Replicas evicted for this request and those decided with it."""
+    """Replicas evicted for this request and for requests of the same decision."""
 
 
 def _device(device: str | None) -> Device:

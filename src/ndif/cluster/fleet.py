@@ -1,4 +1,4 @@
-"""The machines that replicas run on: this machine here, a Ray cluster's nodes in `ray/`."""
+"""Fleets of nodes that replicas run on. This machine is a fleet here, a Ray cluster in `ray/`."""
 
 from __future__ import annotations
 
@@ -42,40 +42,40 @@ logger = logging.getLogger(__name__)
 
 
 class Protected(Protocol):
-    """A port that names the repositories that are deployed or booked."""
+    """A port that returns the deployed and booked repositories."""
 
     def __call__(self) -> Collection[str]:
-        """Return the names as they are now."""
+        """Return the current names."""
 
 
 class Fleet(Protocol):
-    """Machines, and a factory of replicas on them."""
+    """Nodes, and a factory of replicas on them."""
 
     outlives: bool
-    """True if replicas go on when the leader ends."""
+    """True if replicas keep running when the leader ends."""
     uses_placement: bool
-    """True to measure models and place them; False to load each where its options say."""
+    """True to measure and place models; False to load each model on the device that its options name."""
     lost: asyncio.Event
-    """Set once the machines are out of reach for good."""
+    """Set once the nodes are permanently out of reach."""
     fork_servers: ForkServers
-    """Fork servers of the machine that measures models."""
+    """Fork servers of the node that measures models."""
     protected: Protected
-    """Repositories that stay in the Hub's cache of each machine."""
+    """Repositories that stay in each node's cache of the Hub."""
 
     async def connect(self, waiting: Callable[[], None]) -> None:
-        """Connect to the machines; call `waiting` after each failed attempt."""
+        """Connect to the nodes; call `waiting` after each failed attempt."""
 
     async def close(self) -> None:
-        """Disconnect from the machines."""
+        """Disconnect from the nodes."""
 
     async def orphans(self) -> Sequence[OrphanReplica]:
-        """Return the replicas that another leader left."""
+        """Return the replicas that an earlier leader left running."""
 
     async def discover(self) -> Sequence[Node]:
-        """Return the machines that exist now, each without replicas."""
+        """Return the nodes that exist now, each without replicas."""
 
     def prepare(self, runtime: Runtime) -> None:
-        """Prepare to measure a model and to create a replica in this runtime, before either is known."""
+        """Prepare to measure models and to create replicas in this runtime, before any model is known."""
 
     def make_actor(
         self, config: DeploymentConfig, generation: str, place: PlacedReplica
@@ -83,7 +83,7 @@ class Fleet(Protocol):
         """Return the actor of a replica, not started yet."""
 
     async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
-        """Download the files of a model to a node; raises an `ActorError` if that fails."""
+        """Download the files of a model to a node; raise an `ActorError` if that fails."""
 
 
 @dataclass(eq=False)
@@ -99,9 +99,9 @@ class ThisMachine:
     runtimes: Runtimes
     _: KW_ONLY
     trusted: bool
-    """True if users are trusted, so that runners are not confined."""
+    """True if users are trusted, so that runners are not sandboxed."""
     uses_placement: bool
-    """True if the controller chooses devices; otherwise the options of a model do."""
+    """True if the controller chooses devices; False if the options of a model do."""
     shares: bool = False
     """True if another process serves the files of checkpoints to clients."""
     outlives: bool = field(init=False, default=False)
@@ -110,16 +110,16 @@ class ThisMachine:
     protected: Protected = field(init=False, default=tuple)
     _weights: SharedWeights = field(init=False, default_factory=SharedWeights)
     _driver: Driver = field(init=False, default_factory=Driver)
-    _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _inspecting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _machine: LocalMachine | None = field(init=False, default=None)
     _cards: LocalCards | None = field(init=False, default=None)
     _gpu_watch: GpuWatch | None = field(init=False, default=None)
 
     async def connect(self, waiting: Callable[[], None]) -> None:
-        """Return at once; see `Fleet.connect`."""
+        """Do nothing; see `Fleet.connect`."""
 
     async def close(self) -> None:
-        """Stop the fork servers and end the driver; see `Fleet.close`."""
+        """Stop the fork servers and the driver; see `Fleet.close`."""
         self.fork_servers.stop()
         if self._cards is not None:
             await self._cards.close()
@@ -127,33 +127,33 @@ class ThisMachine:
 
     def prepare(self, runtime: Runtime) -> None:
         """Start the fork server of the runtime; see `Fleet.prepare`."""
-        # Where the controller places models, it has them measured by processes without secrets.
+        # A controller that places models has them measured in processes without secrets.
         self.fork_servers.prepare(runtime, untrusted=self.uses_placement or not self.trusted)
 
     async def orphans(self) -> list[OrphanReplica]:
-        """Return nothing: no replica outlives this machine's server."""
+        """Return an empty list: no replica outlives the server."""
         return []
 
     async def discover(self) -> list[Node]:
-        """Return this machine as it was found the first time: a later failure must not empty it."""
-        async with self._looking:
+        """Return this machine as first inspected, so that a later failure does not empty it."""
+        async with self._inspecting:
             if self._machine is None:
-                self._machine = await self._look()
+                self._machine = await self._inspect()
         return [self._machine.node]
 
-    async def _look(self) -> LocalMachine:
-        """Inspect this machine, and prepare the watch over its GPUs or the choice among them."""
+    async def _inspect(self) -> LocalMachine:
+        """Inspect this machine, and prepare to watch its GPUs or to choose among them."""
         find = inspect_machine if self.uses_placement else inspect_unplaced
         machine = await find(self.settings, self._driver)
-        found, sizes = machine.gpus, machine.node.resources.gpu_bytes
-        self.fork_servers.devices = found.variable
-        if not found.gpus:
+        visible, sizes = machine.gpus, machine.node.resources.gpu_bytes
+        self.fork_servers.devices = visible.variable
+        if not visible.gpus:
             await self._driver.close()
         elif self.uses_placement:
-            self._gpu_watch = GpuWatch(self._driver, found.gpus, sizes)
+            self._gpu_watch = GpuWatch(self._driver, visible.gpus, sizes)
         else:
             self._cards = LocalCards(
-                self.settings, self._driver, found.gpus, self.fork_servers, trusted=self.trusted
+                self.settings, self._driver, visible.gpus, self.fork_servers, trusted=self.trusted
             )
         return machine
 
@@ -213,7 +213,7 @@ async def fetch(
         return
     rules = CacheRules(parse_limit(settings.cache_bytes), tuple(protected))
     try:
-        await download(spec, runtimes.installed()[generation], lambda done, total: None, rules)
+        await download(spec, runtimes.installed()[generation], lambda loaded, total: None, rules)
     except DownloadError as error:
         raise ActorError(str(error)) from error
 
@@ -221,13 +221,13 @@ async def fetch(
 def choose(
     total: Sequence[int], free: Sequence[int], size_bytes: int, context: int
 ) -> dict[int, int] | None:
-    """Return the fewest GPUs whose free memory holds a model, and the bytes of each for its tensors.
+    """Return the fewest GPUs whose free memory holds a model, with the bytes of each for its tensors.
 
-    A single GPU is granted in full, since other programs may leave it. Several GPUs give only their free
+    A single GPU is granted in full, since other programs may free theirs. Several GPUs give only their free
     bytes, because the model is divided by these sizes. None if all GPUs together do not hold the model.
     """
-    room = [max(0, each - context) for each in free]
-    chosen = fewest(((each, index) for index, each in enumerate(room)), size_bytes)
+    room = [max(0, free_bytes - context) for free_bytes in free]
+    chosen = fewest(((free_bytes, index) for index, free_bytes in enumerate(room)), size_bytes)
     if len(chosen) == 1:
         return {chosen[0]: total[chosen[0]] - context}
     return {index: room[index] for index in chosen} or None
@@ -236,9 +236,9 @@ def choose(
 class LocalCards:
     """The choice of GPUs for each replica of a local server.
 
-    Gets the free memory from the driver and a model's size from an evaluator, and remembers the choices of
-    replicas that still load. A model is spread over all GPUs if either is unknown, if all GPUs together
-    do not hold it, or if torch finds none.
+    Gets the free memory from the driver and a model's size from an evaluator, and reserves the memory of
+    replicas that still load. A model is spread over all GPUs if its size or the free memory is unknown, if
+    all GPUs together do not hold it, or if torch finds no GPU.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class LocalCards:
         *,
         trusted: bool,
     ) -> None:
-        """Prepare to choose among `gpus`, in the order in which torch counts them."""
+        """Prepare to choose among `gpus`, in the order of torch's indices."""
         self._driver = driver
         self._gpus = gpus
         self._context = context_bytes(settings, untrusted=not trusted, trusted=trusted)
@@ -263,7 +263,7 @@ class LocalCards:
             untrusted=not trusted,
         )
         self._loading: Counter[int] = Counter()
-        """Bytes of each GPU that loading replicas will take."""
+        """Bytes of each GPU that are reserved for loading replicas."""
 
     @contextlib.asynccontextmanager
     async def chosen(
@@ -276,13 +276,13 @@ class LocalCards:
         claimed: Counter[int] = Counter()
         memory = None
         try:
-            found = await self._evaluator(config, runtime)
-            free = await self._free()
+            measured = await self._evaluator(config, runtime)
+            free = await self._free_bytes()
             total = [gpu.usable_bytes or 0 for gpu in self._gpus]
-            if found.cuda:
-                memory = choose(total, free, found.size_bytes, self._context)
+            if measured.cuda:
+                memory = choose(total, free, measured.size_bytes, self._context)
             for index in memory or ():
-                claimed[index] = found.size_bytes // len(memory or ()) + self._context
+                claimed[index] = measured.size_bytes // len(memory or ()) + self._context
         except (EvaluationError, DriverError) as error:
             logger.warning("the model is spread over all GPUs: %s", error)
         self._loading += claimed
@@ -291,12 +291,12 @@ class LocalCards:
         finally:
             self._loading -= claimed
 
-    async def _free(self) -> list[int]:
-        """Return the free bytes of each GPU that are not reserved, or raise a `DriverError`."""
+    async def _free_bytes(self) -> list[int]:
+        """Return the free, unreserved bytes of each GPU; raise a `DriverError` if the driver fails."""
         cards, _ = await self._driver.physical_gpus()
         free = {card.gpu.uuid: card.gpu.free_bytes for card in cards}
         left = [free.get(gpu.uuid, 0) - self._loading[i] for i, gpu in enumerate(self._gpus)]
-        return [max(0, each) for each in left]
+        return [max(0, free_bytes) for free_bytes in left]
 
     async def close(self) -> None:
         """End the evaluator."""
@@ -309,7 +309,7 @@ class LocalMachine:
 
     node: Node
     gpus: VisibleGpus
-    """GPUs that are present, in the order in which the node counts them."""
+    """The present GPUs, in the order of the node's indices."""
 
     @property
     def has_gpus(self) -> bool:
@@ -319,42 +319,42 @@ class LocalMachine:
 
 async def inspect_unplaced(settings: PlacementSettings, driver: Driver) -> LocalMachine:
     """Inspect this machine for a server without placement, whose replicas share all GPUs."""
-    found = await _found(driver)
+    visible = await _visible_gpus(driver)
     resources = Resources.of((), cpu_memory(), settings.model_cache_percentage)
-    return LocalMachine(Node("local", machine_name(), resources), found)
+    return LocalMachine(Node("local", machine_name(), resources), visible)
 
 
 async def inspect_machine(settings: Settings, driver: Driver) -> LocalMachine:
     """Inspect this machine. Replicas on GPUs that are declared but absent run on the CPU."""
-    found = await _found(driver)
+    visible = await _visible_gpus(driver)
     declared = parse_gpus(settings.node_gpus)
     if settings.node_gpus:
-        if len(declared) > len(found.gpus):
+        if len(declared) > len(visible.gpus):
             logger.warning(
                 "%d GPUs are declared (NDIF_NODE_GPUS) and %d are present: replicas on them run on the CPU",
                 len(declared),
-                len(found.gpus),
+                len(visible.gpus),
             )
-            found = VisibleGpus()
-        used, sizes = found.gpus[: len(declared)], declared
+            visible = VisibleGpus()
+        used, sizes = visible.gpus[: len(declared)], declared
     else:
-        used = tuple(gpu for gpu in found.gpus if gpu.usable_bytes is not None)
+        used = tuple(gpu for gpu in visible.gpus if gpu.usable_bytes is not None)
         sizes = tuple(gpu.usable_bytes or 0 for gpu in used)
-        for gpu in found.gpus:
+        for gpu in visible.gpus:
             if gpu not in used:
                 logger.warning("%s", without_memory(gpu))
     memory = settings.node_cpu_memory
     cpu = read_size(memory) if memory else cpu_memory()
     uuids = [gpu.uuid for gpu in used]
-    # A file of keys may change, and a node of a cluster has no keys: either may turn out to trust some.
+    # A file of keys may change, and a cluster's node has no keys: in both cases a key may be trusted later.
     trusted = settings.api_keys is not None or may_trust(settings) or bool(settings.ray_address)
     contexts = context_bytes(settings, untrusted=True, trusted=trusted) if used else 0
     resources = Resources.of(sizes, cpu, settings.model_cache_percentage, uuids, contexts)
     return LocalMachine(Node("local", machine_name(), resources), VisibleGpus(used))
 
 
-async def _found(driver: Driver) -> VisibleGpus:
-    found = await gpus.find_gpus(driver, os.environ)
-    for note in found.notes:
+async def _visible_gpus(driver: Driver) -> VisibleGpus:
+    visible = await gpus.find_gpus(driver, os.environ)
+    for note in visible.notes:
         logger.warning("%s", note)
-    return found
+    return visible

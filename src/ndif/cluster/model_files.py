@@ -1,4 +1,4 @@
-"""The files from which clients build models, and their places in the object store for the gateways."""
+"""The files from which clients build models, and their copies in the object store for gateways."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.5
 _LOOK_AGAIN_S = 10.0
-"""Seconds until the next attempt for a model whose files were not found, or could not be stored."""
+"""Seconds until the next attempt for a model whose files were not found or not stored."""
 
 _ASK_AGAIN_S = 60.0
-"""Seconds until the Hub is asked again for files that it refused."""
+"""Seconds until files that the Hub refused are requested again."""
 
 _Source = tuple[str, str | None]
 """Checkpoint and revision."""
@@ -44,7 +44,7 @@ class StoredFiles:
 
 
 class ModelFiles(NamedTuple):
-    """The files of a model, in a folder of this machine or as the Hub has them."""
+    """The files of a model, from a folder of this machine or from the Hub."""
 
     repo_id: str
     source: Path | Snapshot
@@ -54,16 +54,16 @@ class ModelFiles(NamedTuple):
 
 @dataclass(eq=False)
 class ModelFinder:
-    """Finds the files of accepted models on this machine, or fetches those that are shared from the Hub.
+    """Finds the files of accepted models on this machine, or fetches the shared files from the Hub.
 
-    A model need not be loaded, nor be on this machine at all.
+    The model need not be loaded, and its weights need not be on this machine.
     """
 
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _fetched: dict[_Source, Snapshot] = field(default_factory=dict, init=False)
     _ask_again: dict[_Source, float] = field(default_factory=dict, init=False)
     _folders: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list, init=False)
-    """Folders of fetched files; each is deleted with its object."""
+    """Folders of fetched files; a folder is deleted with its object."""
 
     def find(self, model: Model) -> ModelFiles | None:
         """Return a model's files; None if they are unavailable. Callable from any thread; may block."""
@@ -82,24 +82,24 @@ class ModelFinder:
 
     def _fetch(self, source: _Source) -> Snapshot | None:
         with self._lock:
-            found, now = self._fetched.get(source), time.monotonic()
-            if found is not None or self._ask_again.get(source, now) > now:
-                return found
+            snapshot, now = self._fetched.get(source), time.monotonic()
+            if snapshot is not None or self._ask_again.get(source, now) > now:
+                return snapshot
             try:
-                # The process may end while its thread still writes there.
+                # The process may end while the download thread still writes to the folder.
                 folder = tempfile.TemporaryDirectory(prefix="ndif-hub-", ignore_cleanup_errors=True)
-                found = fetch(*source, Path(folder.name))
+                snapshot = fetch(*source, Path(folder.name))
             except OSError as error:
                 self._ask_again[source] = now + _ASK_AGAIN_S
                 logger.info("the shared files of %s were not fetched: %s", source[0], error)
                 return None
             self._folders.append(folder)
-            self._fetched[source] = found
-            return found
+            self._fetched[source] = snapshot
+            return snapshot
 
 
 class _Archive(NamedTuple):
-    """The key of an archive in the object store, and the task that its model's config names."""
+    """An archive's key in the object store, and the task in the model's config."""
 
     key: str
     task: str | None = None
@@ -111,37 +111,37 @@ def _source(model: Model) -> _Source:
 
 @dataclass(eq=False)
 class ModelFilesStorage:
-    """Stores the files of each accepted model, before any replica has loaded it.
+    """Stores the files of each accepted model before any replica loads it.
 
-    A replica stores its own files once it is up, and these replace the first: the files of a repository
-    may be on its node alone, or newer there.
+    Once a replica is up, the files that it stored replace the first ones. The files of a repository may
+    exist only on the replica's node, or be newer there.
     """
 
     models: Models
     objects: ObjectStore
     finder: ModelFinder = field(default_factory=ModelFinder)
-    _known: dict[_Source, _Archive] = field(default_factory=dict, init=False)
+    _archives: dict[_Source, _Archive] = field(default_factory=dict, init=False)
     _look_again: dict[_Source, float] = field(default_factory=dict, init=False)
 
     @property
     def stored(self) -> dict[str, StoredFiles]:
-        """Return the files of the models accepted now, by repository; if several, the first model's."""
+        """Return the files of accepted models by repository; of several models, the first one's files."""
         stored: dict[str, StoredFiles] = {}
         for model in self.models:
             config = model.deployment
-            known = self._known.get(_source(model))
-            if known is not None and model.provides_files:
-                task = config.task or known.task
-                entry = StoredFiles(known.key, config.revision, task)
+            archive = self._archives.get(_source(model))
+            if archive is not None and model.provides_files:
+                task = config.task or archive.task
+                entry = StoredFiles(archive.key, config.revision, task)
                 stored.setdefault(config.repo_id, entry)
         return stored
 
     def record(self, replicas: Iterable[Replica]) -> None:
-        """Note the files that replicas have stored (`ModelActor.model`)."""
-        for each in replicas:
-            loaded = each.actor.model
-            if each.is_up and loaded is not None and loaded.files is not None:
-                self._known[_source(each.model)] = _Archive(loaded.files)
+        """Record the files that replicas have stored (`ModelActor.model`)."""
+        for replica in replicas:
+            loaded = replica.actor.model
+            if replica.is_up and loaded is not None and loaded.files is not None:
+                self._archives[_source(replica.model)] = _Archive(loaded.files)
 
     async def run(self) -> None:
         """Store files until cancelled."""
@@ -158,11 +158,11 @@ class ModelFilesStorage:
     async def _store(self, model: Model) -> None:
         source = _source(model)
         now = asyncio.get_running_loop().time()
-        if source in self._known or self._look_again.get(source, now) > now:
+        if source in self._archives or self._look_again.get(source, now) > now:
             return
         self._look_again[source] = now + _LOOK_AGAIN_S
-        # If this is cancelled, the thread of a slow download is left behind and ends with the process.
-        found = await aside(partial(self.finder.find, model))
-        if found is not None:
-            key = await publish(found.source, found.revision, self.objects)
-            self._known.setdefault(source, _Archive(key, found.task))
+        # After a cancellation, the thread of a slow download continues until the process ends.
+        files = await aside(partial(self.finder.find, model))
+        if files is not None:
+            key = await publish(files.source, files.revision, self.objects)
+            self._archives.setdefault(source, _Archive(key, files.task))

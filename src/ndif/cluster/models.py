@@ -1,4 +1,4 @@
-"""The models that a server serves or may serve, by the names that clients use."""
+"""The models that a server serves or may load, by the names that clients use."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _REPO_ID = re.compile(r"[\w\-][\w.\-]{0,95}(/[\w\-][\w.\-]{0,95})?", re.ASCII)
 _MOST_NAMED = 20
 _MOST_ON_DEMAND = 1000
 _NO_HOTSWAPPING = (
-    "Having a model loaded on demand takes the right `hotswapping`, which you do not have: ask the "
+    "Loading a model on demand needs the right `hotswapping`, which you do not have: ask the "
     "server's operator for it."
 )
 
 
 def is_repo_id(name: str) -> bool:
-    """Return True if a name has a repository's form and is not a path on this machine."""
+    """Return True if a name has the form of a repository id and is not a path on this machine."""
     return _REPO_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 class NotServedError(Exception):
-    """The client may not use the model; the message says which models it may use."""
+    """The client may not use the model; the message explains which models it may use."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,71 +39,71 @@ class Model:
     """
 
     key: ModelKey
-    """Key by which it was first requested; it names the queues and replicas from then on."""
+    """Key of the first request for the model, which names the model's queues and replicas permanently."""
     config: DeploymentConfig
-    """Settings, with the repository id as the hub spells it and the task once they are known."""
+    """Settings; once known, with the task and with the repository id in the hub's spelling."""
     on_demand: bool = False
-    """True if only users have requested it, and no operator."""
+    """True if only users, and no operator, have requested the model."""
     scheduled: DeploymentConfig | None = None
-    """Settings by which the schedule dedicates it now, if it does."""
+    """Settings of the current booking; None if the model is not booked now."""
     deploying: int = 0
-    """Number of decisions and rollouts of its replicas in progress."""
+    """Number of decisions and rollouts in progress for its replicas."""
     withdrawals: int = 0
-    """Times that an operator evicted it; earlier requests for replicas are void."""
+    """Number of evictions by an operator; an eviction voids earlier requests for replicas."""
     generations: frozenset[str] = frozenset()
-    """Generations that an operator deployed it for; empty if undecided."""
+    """Generations for which an operator deployed the model; empty if undecided."""
     problems: dict[str, str] = field(default_factory=dict)
     """Reason why the last deployment failed, by generation."""
     aliases: set[str] = field(default_factory=set)
-    """Further repository ids that turned out to name it, in lower case."""
+    """Further repository ids of the same model, in lower case."""
     gated: bool = False
-    """True if the hub is known to restrict access to it."""
+    """True if the hub is known to restrict access to the model."""
     parameters: int | None = None
-    """Number of parameters, once it was measured or loaded."""
+    """Number of parameters, once the model was measured or loaded."""
     architecture: Mapping[str, Any] | None = None
-    """Content of the checkpoint's `config.json`, once it was loaded."""
+    """Content of the checkpoint's `config.json`, once the model was loaded."""
     structures: dict[str, ModelStructure] = field(default_factory=dict)
-    """The model's tree of modules by generation, once it was measured or loaded."""
+    """The model's tree of modules by generation, once the model was measured or loaded."""
     load_s: dict[str, float] = field(default_factory=dict)
-    """Seconds that its last load from the disk took, by generation."""
+    """Duration of the last load from disk in seconds, by generation."""
     same_as: Model | None = None
-    """Model that this one turned out to be, and that is served instead."""
+    """The model that this one turned out to be, and that is served instead."""
     _names: tuple[DeploymentConfig, int, frozenset[str]] | None = None
-    """Names in lower case, and the settings and number of aliases that they were taken from."""
+    """Cache of `names`, with the settings and the number of aliases that the names were built from."""
 
     @property
     def dedicated(self) -> bool:
-        """Return True if every user may use it, and no other model evicts it."""
+        """Return True if every user may use the model, and no other model evicts it."""
         return self.config.dedicated or self.scheduled is not None
 
     @property
     def deployment(self) -> DeploymentConfig:
-        """Return the settings in force now: the schedule's, or else its own."""
+        """Return the settings in force now: the booking's settings, or else the model's own."""
         if self.scheduled is None:
             return self.config
         return replace(self.scheduled, dedicated=True, task=self.scheduled.task or self.config.task)
 
     @property
     def provides_files(self) -> bool:
-        """Return True if clients build the model from its files; False for a revision chosen by users."""
+        """Return True if clients build the model from its files; False for a revision that a user chose."""
         return not (self.on_demand and self.config.revision)
 
     def keeps(self, generation: str) -> bool:
-        """Return True if an operator or the schedule, not users alone, wants it in this generation."""
+        """Return True if an operator or the calendar requests the model in this generation."""
         if self.scheduled is not None and self.scheduled.deployed_for:
             return generation in self.scheduled.deployed_for
         return not self.generations or generation in self.generations
 
     def dedicated_in(self, generation: str) -> int:
-        """Return the number of its dedicated replicas in this generation."""
+        """Return the number of dedicated replicas in this generation."""
         return self.deployment.replicas if self.dedicated and self.keeps(generation) else 0
 
     def least_in(self, generation: str) -> int:
-        """Return the number of replicas that its queue in this generation begins with."""
+        """Return the initial number of replicas for the model's queue in this generation."""
         return self.deployment.replicas if self.keeps(generation) else 1
 
     def scale(self, generation: str, replicas: int) -> None:
-        """Set an operator's replicas of this generation; 0 leaves other generations as they are."""
+        """Set an operator's number of replicas in this generation; 0 does not change other generations."""
         others = self.generations - {generation}
         if replicas:
             self.generations = others | {generation}
@@ -114,11 +114,11 @@ class Model:
 
     @property
     def forgettable(self) -> bool:
-        """Return True if it can be forgotten without loss."""
+        """Return True if the model can be forgotten without loss."""
         return self.on_demand and self.scheduled is None and not self.deploying
 
     def named(self, key: ModelKey) -> bool:
-        """Return True if `key` of a client names it."""
+        """Return True if a client's `key` names the model."""
         if key == self.key:
             return True
         if not self.called(key.repo_id):
@@ -126,18 +126,18 @@ class Model:
         return explain_mismatch(self.config, replace(key, repo_id=self.config.repo_id)) is None
 
     def called(self, repo_id: str) -> bool:
-        """Return True if it is known by that repository id: the first, the hub's, or an alias."""
+        """Return True if the model has this repository id: the first one, the hub's, or an alias."""
         return repo_id.lower() in self.names
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the repository ids by which it is known, in lower case."""
-        known = self._names
-        if known is None or known[0] is not self.config or known[1] != len(self.aliases):
+        """Return the model's repository ids, in lower case."""
+        cached = self._names
+        if cached is None or cached[0] is not self.config or cached[1] != len(self.aliases):
             first, hub = self.key.repo_id.lower(), self.config.repo_id.lower()
-            known = self.config, len(self.aliases), frozenset((first, hub, *self.aliases))
-            self._names = known
-        return known[2]
+            cached = self.config, len(self.aliases), frozenset((first, hub, *self.aliases))
+            self._names = cached
+        return cached[2]
 
 
 class Models:
@@ -154,7 +154,7 @@ class Models:
         """True if no request can load another model."""
         self._repositories = repositories or Repositories()
         self._loaded: dict[str, frozenset[str]] = {}
-        """Generations with a replica on a device, by the text of the model's key."""
+        """Generations with a replica on a device, by the model's key as a string."""
         self._models: list[Model] = []
         for config in configs:
             self.put(config)
@@ -163,11 +163,11 @@ class Models:
         return iter(self._models)
 
     def add(self, model: Model) -> None:
-        """Add a model that is not known yet."""
+        """Add an unknown model."""
         self._models.append(model)
 
     def put(self, config: DeploymentConfig) -> Model:
-        """Set the deployment of a model by an operator, and return the model."""
+        """Set an operator's settings of a model, and return the model."""
         model = self.find(config.key)
         if model is None:
             model = Model(config.key, config)
@@ -177,28 +177,30 @@ class Models:
         return model
 
     def find(self, key: ModelKey) -> Model | None:
-        """Return the model that `key` names; None if it is not known."""
+        """Return the model that `key` names; None if the model is unknown."""
         # Each request searches all models, so their names are compared first.
         name = key.repo_id.lower()
         named = [model for model in self._models if name in model.names and model.named(key)]
-        # A dedicated model comes before one that a user requested.
+        # A dedicated model is preferred to a model that a user requested.
         return min(named, key=lambda model: (model.key != key, not model.dedicated), default=None)
 
     def as_known(self, config: DeploymentConfig) -> DeploymentConfig:
-        """Return `config` with the names by which its model is known here: the hub's, or its folder."""
+        """Return `config` with the known names of its model: the hub's name, and the model's folder."""
         model = self.find(config.key)
-        if model is None or not model.called(config.checkpoint):  # else it is in another folder
+        if model is None or not model.called(
+            config.checkpoint
+        ):  # else the checkpoint is in another folder
             return config
-        known = model.config
+        settings = model.config
         return replace(
             config,
-            repo_id=known.repo_id,
-            checkpoint=known.checkpoint,
-            task=config.task or known.task,
+            repo_id=settings.repo_id,
+            checkpoint=settings.checkpoint,
+            task=config.task or settings.task,
         )
 
     def unite(self, model: Model) -> None:
-        """Merge a model without replicas into another model of the name just learned, if there is one."""
+        """Merge a model without replicas into another model with its newly learned name, if one exists."""
         key = replace(model.key, repo_id=model.config.repo_id)
         others = [other for other in self._models if other is not model and other.named(key)]
         if model not in self._models or not others:
@@ -211,8 +213,8 @@ class Models:
     def note_loaded(self, variants: Iterable[str]) -> None:
         """Record the variants, as strings, that have a replica on a device, up or loading."""
         loaded: dict[str, frozenset[str]] = {}
-        for each in variants:
-            key, _, generation = each.rpartition("@")
+        for variant in variants:
+            key, _, generation = variant.rpartition("@")
             loaded[key] = loaded.get(key, frozenset()) | {generation}
         self._loaded = loaded
 
@@ -223,8 +225,8 @@ class Models:
     def is_open(self, model: Model, generation: str | None = None) -> bool:
         """Return True if every user may use a model now, in this generation or in any.
 
-        A dedicated model is open. Another one that an operator deployed is open while it is loaded, or
-        about to be.
+        A dedicated model is open. Any other model that an operator deployed is open while it is loaded or
+        being deployed.
         """
         if model.dedicated:
             return True
@@ -235,21 +237,21 @@ class Models:
         return is_loaded and not model.on_demand
 
     def of(self, key: ModelKey) -> Model:
-        """Return the model whose `Model.key` is `key`, or raise a `KeyError`."""
+        """Return the model whose `Model.key` is `key`; raise a `KeyError` if there is none."""
         for model in self._models:
             if model.key == key:
                 return model
         raise KeyError(str(key))
 
     def called(self, name: str) -> list[Model]:
-        """Return the models that an operator names by a repository id or a whole key."""
+        """Return the models that an operator names by a repository id or a full key."""
         if "{" in name:
             key = ModelKey.parse(name)
             return [model for model in self._models if model.named(key)]
         return [model for model in self._models if model.called(name)]
 
     def forget(self, model: Model) -> None:
-        """Forget a model that only users requested and that is not deployed."""
+        """Forget a model that only users requested and that has no deployment in progress."""
         if model.forgettable and model in self._models:
             self._models.remove(model)
 
@@ -262,10 +264,10 @@ class Models:
         gated: bool = False,
         keep: bool = True,
     ) -> Model:
-        """Return the model that a client names: an open one, or any if the client may hotswap.
+        """Return the model that a client names: an open model, or any model if the client may hotswap.
 
-        A new model is remembered only with `keep`, once its request is accepted. Raise a `NotServedError`
-        with a sentence for the client.
+        A new model is added only with `keep`, once its request is accepted. If the client may not use the
+        model, raise a `NotServedError` with a sentence for the client.
         """
         model = self.find(key)
         if model is not None and self.is_open(model, generation):
@@ -278,13 +280,13 @@ class Models:
             return model
         if not is_repo_id(key.repo_id):
             raise NotServedError(
-                f"{key.repo_id[:200]!r} names no repository. Make the model with the id that it has on "
+                f"{key.repo_id[:200]!r} names no repository. Use the model's id on "
                 "the Hugging Face Hub, like openai-community/gpt2."
             )
         config = DeploymentConfig(key.repo_id, key.repo_id, key.revision, key.task)
         if sum(model.on_demand for model in self._models) >= _MOST_ON_DEMAND:
             raise NotServedError(
-                f"{_MOST_ON_DEMAND} models are loaded on demand, or wait to be. Try again in a minute."
+                f"{_MOST_ON_DEMAND} models are loaded on demand, or wait for that. Try again in a minute."
             )
         model = Model(key, config, on_demand=True)
         if keep:
@@ -292,10 +294,10 @@ class Models:
         return model
 
     def not_permitted(self, key: ModelKey, model: Model | None, *, gated: bool) -> str | None:
-        """Return the sentence for a client who may not have this model loaded on demand; None if it may be.
+        """Return the reason why a client may not load a model on demand, as a sentence; None if it may.
 
-        `model` is the model if it is known; every user may use one that an operator deployed. `gated`: the
-        client may use gated models.
+        `model` is None if the model is unknown. Every client may load a model that an operator deployed.
+        `gated`: True if the client may use gated models.
         """
         if model is not None and (model.dedicated or not model.on_demand):
             return None
@@ -307,17 +309,21 @@ class Models:
         return None
 
     def not_open(self, key: ModelKey, model: Model | None, generation: str) -> str:
-        """Return the sentence for a client who may not load models on demand; `model` is what it named."""
+        """Return the refusal for a client that may not load models on demand and has named `model`."""
         served = [model.deployment for model in self._models if self.is_open(model)]
-        near = [config for config in served if config.repo_id.lower() == key.repo_id.lower()]
+        same_repository = [
+            config for config in served if config.repo_id.lower() == key.repo_id.lower()
+        ]
         if model is not None and self.is_open(model):
             loaded = ", ".join(sorted(self.loaded_in(model)))
             answer = (
-                f"{key.repo_id[:200]!r} is loaded for clients of nnsight {loaded} now, not for those of "
+                f"{key.repo_id[:200]!r} is loaded for clients of nnsight {loaded} now, not for clients of "
                 f"{generation}."
             )
-        elif len(served) == 1 or near:
-            answer = explain_mismatch((near or served)[0], key) or "This model is not served."
+        elif len(served) == 1 or same_repository:
+            answer = (
+                explain_mismatch((same_repository or served)[0], key) or "This model is not served."
+            )
         elif not served:
             answer = (
                 f"{key.repo_id[:200]!r} is not served: no model is deployed on this server now."
@@ -326,12 +332,14 @@ class Models:
             names = sorted({repr(config.repo_id) for config in served})
             if len(names) > _MOST_NAMED:
                 names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} others (see /status)"]
-            these = ", ".join(names)
-            answer = f"{key.repo_id[:200]!r} is not deployed on this server. These are: {these}."
+            listed = ", ".join(names)
+            answer = (
+                f"{key.repo_id[:200]!r} is not deployed on this server. Deployed models: {listed}."
+            )
         return answer if self.fixed else f"{answer} {_NO_HOTSWAPPING}"
 
     def schedule(self, configs: Iterable[DeploymentConfig]) -> tuple[list[Model], list[Model]]:
-        """Set the models that the schedule dedicates; return new or changed ones, and ended ones."""
+        """Set the booked models; return models with new or changed bookings, and with ended bookings."""
         scheduled: dict[int, DeploymentConfig] = {}
         for config in configs:
             model = self.find(config.key)
@@ -355,7 +363,7 @@ class Models:
         *,
         gated: bool = False,
     ) -> None:
-        """Record facts from a model's files: its name as the hub spells it, its task, size and config."""
+        """Record facts from a model's files: its name in the hub's spelling, its task, size and config."""
         model.gated = gated or model.gated
         model.parameters = parameters or model.parameters
         model.architecture = architecture or model.architecture

@@ -1,8 +1,8 @@
-"""A replica in a process of its own, and its jobs, which a leader in another process sends.
+"""A replica in a process of its own, and the jobs that a leader in another process sends to it.
 
 The replica and its jobs outlive the leader. The current leader sends a job by a call or over the replica's
-job channel, and may send it twice. Updates and results do not pass through the leader: the answer to it is
-short, and may be lost without harm.
+job channel, and may send a job twice. Updates and results do not pass through the leader: the leader gets
+only a short answer, whose loss does no harm.
 """
 
 from __future__ import annotations
@@ -50,36 +50,36 @@ _DESCRIPTION = 200
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOrder:
-    """The replica that a leader asks a node for."""
+    """A leader's order of a replica on a node."""
 
     config: DeploymentConfig
     generation: str
     place: PlacedReplica | None = None
     """The replica's place now; None for a process that only downloads the model's files."""
     gpus: tuple[str | None, ...] = ()
-    """UUIDs of the node's GPUs, as the leader counts them."""
+    """UUIDs of the node's GPUs, by the leader's index."""
     protected: tuple[str, ...] = ()
     """Repositories that stay in the Hub's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDescription:
-    """All that a leader needs to adopt a replica."""
+    """The facts that a leader needs to adopt a replica."""
 
     order: ReplicaOrder
     protocol: int
     level: DeploymentLevel | None
-    """None until it has been loaded."""
+    """None until the replica has been loaded."""
     moving: bool
     ended: bool
     model: ServedModel | None
     requests: tuple[str, ...]
-    """Ids of the jobs that run, wait, or ended not long ago."""
+    """Ids of running, waiting and recently ended jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveAnswer:
-    """The end of a move to HOT: the loaded model, or the error and the GPU that caused it, if one did."""
+    """Result of a move to HOT: the loaded model, or the error and the failed GPU, if a GPU caused it."""
 
     model: ServedModel | None = None
     error: str = ""
@@ -88,7 +88,7 @@ class MoveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class JobAnswer:
-    """The shortened end of a job, or the reason why the job did not end here."""
+    """The end of a job with a shortened description, or the reason why the job did not end here."""
 
     end: Response | None = None
     why: Literal["", "lost", "evicted", "away"] = ""
@@ -97,7 +97,7 @@ class JobAnswer:
 
 
 class NodeServices(NamedTuple):
-    """The actor, not started yet, the stores and the job channel of a replica on its node."""
+    """The services of a replica on its node: the actor, not yet started, the stores and the job channel."""
 
     actor: ModelActor
     broker: Broker
@@ -106,10 +106,10 @@ class NodeServices(NamedTuple):
 
 
 class ReplicaJobs:
-    """The jobs that one replica was sent.
+    """The jobs that a leader has sent to one replica.
 
-    Runs them one at a time on the replica's `ModelActor`, leaves their states and ends to a `Lifecycle`,
-    and answers the leader, which chooses their order.
+    Runs jobs one at a time on the replica's `ModelActor`, in the leader's order. A `Lifecycle` keeps their
+    states and ends.
     """
 
     def __init__(self, services: NodeServices, replica_id: str = "") -> None:
@@ -125,13 +125,13 @@ class ReplicaJobs:
 
     @property
     def known(self) -> list[str]:
-        """Ids of the jobs that run, wait, or ended not long ago."""
+        """Return the ids of running, waiting and recently ended jobs."""
         return [*self._runs, *self._lifecycle.remembered]
 
     async def run(self, request: Request) -> JobAnswer:
-        """Run a job to its end and return that end, or the reason why there is none.
+        """Run a job and return its end, or the reason why it did not end here.
 
-        A job that runs already, or has ended, does not run again. While a job runs, others wait.
+        A running or ended job does not run again. While a job runs, other jobs wait.
         """
         if (end := self._lifecycle.end_of(request.id)) is not None:
             await self._lifecycle.release(request)
@@ -150,7 +150,7 @@ class ReplicaJobs:
             job.add_done_callback(jobs.discard)
 
     def cancel(self, request_id: str, reason: str) -> None:
-        """End a job as an ERROR with `reason`, whether it runs, waits or has not arrived yet."""
+        """End a running, waiting or not yet arrived job as an ERROR with `reason`."""
         if self._lifecycle.cancel(request_id, reason) or self._lifecycle.end_of(request_id):
             return
         self._cancelled_early[request_id] = reason
@@ -158,7 +158,7 @@ class ReplicaJobs:
             del self._cancelled_early[next(iter(self._cancelled_early))]
 
     def revoke_cancel(self, request_id: str) -> None:
-        """Withdraw the cancellation of a job that has not arrived yet."""
+        """Revoke the cancellation of a job that has not arrived yet."""
         self._cancelled_early.pop(request_id, None)
 
     async def _run_or_give_back(self, request: Request) -> None:
@@ -182,7 +182,7 @@ class ReplicaJobs:
             del self._runs[request.id]
 
     async def _watch_current(self) -> None:
-        """Cancel the job that runs once its client has left: the leader, which does so too, may be gone."""
+        """Cancel the running job once its client has left; the leader also does so, but may have ended."""
         while True:
             current = self._current
             if current is not None and await self._lifecycle.disconnected([current.request]):
@@ -212,14 +212,14 @@ def _answer(end: Response) -> JobAnswer:
 
 
 class RemoteActor:
-    """One `ModelActor`, served to the current leader.
+    """A server of one `ModelActor` for the current leader.
 
-    Each method may be called twice, by one leader or by two, and acts once. Answers are JSON of a type in
-    this file. `ReplicaJobs` runs the requests.
+    Every method is idempotent: one leader, or two, may call it twice, and it acts once. Answers are JSON of
+    a type in this file. `ReplicaJobs` runs the requests.
     """
 
     def __init__(self, order: bytes) -> None:
-        """Keep the `ReplicaOrder` for the next leader; its place changes with the replica."""
+        """Keep the `ReplicaOrder` for the next leader; its place follows the replica."""
         self._order = from_json(ReplicaOrder, order)
         self._actor: ModelActor | None = None
         self._jobs: ReplicaJobs | None = None
@@ -235,11 +235,11 @@ class RemoteActor:
         self._leader: Introduction | None = None
 
     async def prepare(self) -> NodeServices:
-        """Return the services of the replica on its node, or raise an `ActorError`."""
+        """Return the services of the replica on its node; raise an `ActorError` if that fails."""
         raise NotImplementedError
 
     async def fetch(self) -> str | None:
-        """Download the model's files to the node; return the reason why that failed, if it did."""
+        """Download the model's files to the node; return the reason of a failure, else None."""
         raise NotImplementedError
 
     async def describe(self) -> bytes:
@@ -256,9 +256,10 @@ class RemoteActor:
         return to_json(described)
 
     async def follow(self, leader: Introduction) -> None:
-        """Accept the current leader, and take the jobs that it sends.
+        """Accept the current leader and its jobs.
 
-        Not an argument of the constructor, because Ray's head keeps those, perhaps in Redis.
+        The leader is not an argument of the constructor, because Ray's head keeps constructor arguments,
+        perhaps in Redis.
         """
         self._leader = leader
         if self._channel is not None:
@@ -267,7 +268,7 @@ class RemoteActor:
     # Start, cache, stop
 
     async def start(self) -> bytes:
-        """Load the model: COLD to HOT. Return the `MoveAnswer`."""
+        """Load the model, from COLD to HOT, and return the `MoveAnswer`."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start(), name="start")
         return await asyncio.shield(self._starting)
@@ -279,7 +280,7 @@ class RemoteActor:
             self._actor = services.actor
             self._jobs = ReplicaJobs(services, "" if place is None else place.replica_id)
             self._channel = services.channel
-            if self._leader is not None:  # perhaps a newer one by now
+            if self._leader is not None:  # which may have changed
                 self._channel.take_from(self._leader)
             self._watching = asyncio.create_task(self._watch(self._actor), name="end")
             if self._over.is_set():
@@ -304,13 +305,13 @@ class RemoteActor:
             self._order if place is None else replace(self._order, place=replace(place, **changes))
         )
 
-    def _report_progress(self, done: int, total: int) -> None:
-        self._progress = done, total
+    def _report_progress(self, loaded: int, total: int) -> None:
+        self._progress = loaded, total
         self._progressed.set()
 
-    async def progress(self, known: tuple[int, int]) -> tuple[int, int]:
-        """Return the loaded bytes and their total, once they differ from those `known`."""
-        while self._progress == tuple(known):
+    async def progress(self, reported: tuple[int, int]) -> tuple[int, int]:
+        """Return the loaded bytes and their total, once they differ from the `reported` values."""
+        while self._progress == tuple(reported):
             self._progressed.clear()
             await self._progressed.wait()
         return self._progress
@@ -350,7 +351,7 @@ class RemoteActor:
             self._running.cancel()
 
     async def until_ended(self) -> tuple[str, int | None] | None:
-        """Return once the replica has ended: the failure of a GPU if that ended it, else None."""
+        """Wait until the replica has ended; return the failure of a GPU if it was the cause, else None."""
         await self._over.wait()
         failure = None if self._actor is None else self._actor.device_failure
         return None if failure is None else (failure.error, failure.gpu)
@@ -373,6 +374,5 @@ class RemoteActor:
 
 
 def _refused(error: Exception) -> bytes:
-    """Return the `MoveAnswer` of a replica that is not HOT."""
     device = error.failure if isinstance(error, FailedDeviceError) else None
     return to_json(MoveAnswer(error=str(error), device=device))

@@ -1,4 +1,4 @@
-"""A replica that exists or is being created: its place, its actor and its users."""
+"""A replica that exists or is being created, with its place, its actor and its lease."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ndif.schema.states import DeploymentLevel, ReplicaState
 
 
 class DeploymentError(NdifError):
-    """The model cannot be served; the message says why."""
+    """The model cannot be served; the message is the reason."""
 
 
 class EvictedError(DeploymentError):
-    """The replica was evicted before it could serve; another may be created."""
+    """The replica was evicted or lost; another replica may be created."""
 
 
 class Lease:
@@ -55,24 +55,24 @@ class Replica:
     model: Model
     actor: ModelActor
     progress: tuple[int, int] | None = None
-    """Bytes loaded and bytes in total, while it loads."""
+    """Loaded bytes and total bytes while the replica loads."""
     starting: asyncio.Task[None] | None = None
     is_ending: bool = False
     is_loaded: bool = False
-    """True once it has been up, so that there is something to keep WARM."""
+    """True once the replica has been up, so that its weights can be kept WARM."""
     lease: Lease = field(default_factory=Lease)
     used: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it was used since it came up, or can no longer be."""
+    """Set once the replica has been used since it came up, or can no longer be used."""
     _up: asyncio.Future[None] = field(default_factory=lambda: _future())
 
     @property
     def generation(self) -> str:
-        """Return the nnsight generation that it runs."""
+        """Return the replica's nnsight generation."""
         return Variant.parse(self.placed.model_key).generation
 
     @property
     def state(self) -> ReplicaState:
-        """Return the state that a request meets now."""
+        """Return the current state for requests."""
         if self.placed.level is not DeploymentLevel.HOT:
             return ReplicaState.NOT_STARTED
         if self.actor.ended.is_set() or (self._up.done() and not self.is_up):
@@ -81,55 +81,55 @@ class Replica:
 
     @property
     def serving(self) -> bool:
-        """Return True if it is HOT and can run a request."""
+        """Return True if the replica is HOT and can run a request."""
         return self.placed.level is DeploymentLevel.HOT and self.is_up
 
     @property
     def is_up(self) -> bool:
-        """Return True if its weights are in memory, on either level."""
+        """Return True if the replica's weights are in memory, HOT or WARM."""
         is_up = self._up.done() and self._up.exception() is None
         return is_up and not self.actor.ended.is_set()
 
     @property
     def is_pending(self) -> bool:
-        """Return True while it is loading or returning to its device."""
+        """Return True while the replica loads or returns to its device."""
         return not self._up.done()
 
     async def up(self) -> None:
-        """Return once it can run a request; raise a `DeploymentError` if it never can."""
+        """Wait until the replica can run a request; raise a `DeploymentError` if it never can."""
         await asyncio.shield(self._up)
 
     def returns(self, placed: PlacedReplica) -> None:
-        """Prepare for its return to the device at this place."""
+        """Prepare for the return to a device at this place."""
         self.placed, self.lease = placed, Lease()
         if self._up.done():
-            self.used.set()  # decisions that wait for its place are made again
+            self.used.set()  # lets decisions that wait for its place be made again
             self._up, self.used = _future(), asyncio.Event()
 
-    def progressed(self, done: int, total: int) -> None:
-        """Record how much is loaded."""
-        self.progress = done, total
+    def progressed(self, loaded: int, total: int) -> None:
+        """Record the loaded bytes and the total."""
+        self.progress = loaded, total
 
     def came_up(self) -> None:
-        """Record that it can run requests."""
+        """Record that the replica can run requests."""
         self.progress = None
         self.is_loaded = True
         if not self._up.done():
             self._up.set_result(None)
 
     def failed(self, error: DeploymentError) -> None:
-        """Record that it cannot be loaded."""
+        """Record that the replica cannot serve."""
         self.used.set()
         if not self._up.done():
             self._up.set_exception(error)
 
     def mark_used(self) -> None:
-        """Record that it has run a request, or had none to run, since it came up."""
+        """Record that the replica has run a request since it came up, or had no request to run."""
         self.used.set()
 
 
 def _future() -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    # A failure without a waiter is no defect.
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    # Retrieve the exception: a failure that no caller awaits is no defect.
+    future.add_done_callback(lambda completed: completed.cancelled() or completed.exception())
     return future

@@ -1,4 +1,4 @@
-"""Models and replicas as clients and operators see them, and as a leader publishes them to gateways."""
+"""Views of models and replicas for clients and operators, and for publication to gateways."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ALL = (*_BEST_FIRST, ReplicaState.NOT_STARTED)
 def client_status(
     controller: Controller, coming: Sequence[Window] = (), probes: Histories | None = None
 ) -> ServerStatus:
-    """Return the answer of `GET /status`, in the form that every client generation reads.
+    """Return the answer of `GET /status`, in a form that every client generation reads.
 
-    Listed are models with replicas, models that an operator named, and models of the calendar's `coming`
-    windows. A model that only users requested is listed once it has a replica.
+    The answer lists models with replicas, models that an operator named, and models of the calendar's
+    `coming` windows. A model that only users requested is listed once it has a replica.
     """
     replicas = controller.replicas()
     nodes = {node.id: node.name for node in controller.cluster.nodes.values()}
@@ -37,14 +37,16 @@ def client_status(
     scheduled: dict[ModelKey, Model] = {}
     for window in coming:
         key = window.config.key
-        found = controller.models.find(key) or scheduled.setdefault(key, _to_come(window.config))
-        windows.setdefault(id(found), []).append(window)
+        booked = controller.models.find(key) or scheduled.setdefault(
+            key, _booked_model(window.config)
+        )
+        windows.setdefault(id(booked), []).append(window)
     entries = []
     for model in (*controller.models, *scheduled.values()):
-        mine = [each for each in replicas if each.model is model]
-        if mine or model.dedicated or not model.on_demand or id(model) in windows:
-            of_model = windows.get(id(model), ())
-            entries.append(_entry(model, mine, nodes, of_model, probes or Histories()))
+        own_replicas = [replica for replica in replicas if replica.model is model]
+        if own_replicas or model.dedicated or not model.on_demand or id(model) in windows:
+            own_windows = windows.get(id(model), ())
+            entries.append(_entry(model, own_replicas, nodes, own_windows, probes or Histories()))
     deployments: dict[str, ModelStatus] = {}
     for entry in _in_order(entries):
         deployments[entry.model_key] = entry
@@ -54,15 +56,15 @@ def client_status(
     return ServerStatus(deployments=deployments)
 
 
-def _to_come(config: DeploymentConfig) -> Model:
+def _booked_model(config: DeploymentConfig) -> Model:
     return Model(config.key, replace(config, dedicated=False), on_demand=True)
 
 
 def _in_order(entries: Iterable[ModelStatus]) -> list[ModelStatus]:
-    """Return the entries in the order in which clients of 0.6 and 0.7 find the better of several.
+    """Return the entries in an order in which clients of 0.6 and 0.7 find the best entry.
 
-    Their `is_model_running` takes the first of one repository and revision; their `status` shows the last
-    of one repository, whatever its revision.
+    Their `is_model_running` takes the first entry of a repository and revision; their `status` shows the
+    last entry of a repository, regardless of its revision.
     """
     best: dict[tuple[str, str], int] = {}
     ranked = []
@@ -71,7 +73,7 @@ def _in_order(entries: Iterable[ModelStatus]) -> list[ModelStatus]:
         checkpoint = entry.repo_id, entry.revision or ""
         best[checkpoint] = min(rank, best.get(checkpoint, rank))
         ranked.append((checkpoint, rank, entry))
-    ranked.sort(key=lambda one: (one[0][0], -best[one[0]], one[0][1], one[1]))
+    ranked.sort(key=lambda row: (row[0][0], -best[row[0]], row[0][1], row[1]))
     return [entry for _, _, entry in ranked]
 
 
@@ -84,20 +86,23 @@ def _entry(
 ) -> ModelStatus:
     key = model.config.key
     serving, states = {}, {}
-    for generation in sorted({each.generation for each in replicas} | model.problems.keys()):
-        mine = [each for each in replicas if each.generation == generation]
-        serving[generation] = sum(each.serving for each in mine)
-        states[generation] = _state(mine, has_problem=generation in model.problems)
+    for generation in sorted({replica.generation for replica in replicas} | model.problems.keys()):
+        of_generation = [replica for replica in replicas if replica.generation == generation]
+        serving[generation] = sum(replica.serving for replica in of_generation)
+        states[generation] = _state(of_generation, has_problem=generation in model.problems)
     state = _best(states.values())
     if model.deploying and state is not ReplicaState.RUNNING:
-        state = ReplicaState.DEPLOYING  # its size is being worked out, or room made for it
-    probed = {each: probes.public(Target.of(key, each)) for each in (*states, *model.generations)}
+        state = ReplicaState.DEPLOYING  # it is being measured, or memory is being freed for it
+    probed = {
+        generation: probes.public(Target.of(key, generation))
+        for generation in (*states, *model.generations)
+    }
     booked = [
         ScheduledWindow(start=window.start.isoformat(), end=window.end.isoformat())
         for window in windows
     ]
-    # Clients of 0.7 call a model Scheduled if it has a schedule and `dedicated` is None.
-    is_told = model.config.dedicated or not windows
+    # Clients of 0.7 show a model as Scheduled if it has a schedule and `dedicated` is None.
+    is_dedication_shown = model.config.dedicated or not windows
     return ModelStatus(
         model_key=str(key),
         repo_id=key.repo_id,
@@ -110,37 +115,40 @@ def _entry(
         state=state,
         replicas=serving,
         runtimes=states,
-        nodes=sorted({nodes.get(each.placed.node_id, each.placed.node_id) for each in replicas}),
+        nodes=sorted(
+            {nodes.get(replica.placed.node_id, replica.placed.node_id) for replica in replicas}
+        ),
         parameters=model.parameters,
         config=None if model.architecture is None else dict(model.architecture),
-        probes={each: found for each, found in probed.items() if found is not None} or None,
+        probes={generation: probe for generation, probe in probed.items() if probe is not None}
+        or None,
         schedule=booked or None,
-        dedicated=model.dedicated if is_told else None,
+        dedicated=model.dedicated if is_dedication_shown else None,
     )
 
 
 def _level(model: Model, replicas: Iterable[Replica]) -> DeploymentLevel:
-    """Return the best level of the replicas; without any, HOT for a dedicated or deploying model."""
-    levels = {each.placed.level for each in replicas}
+    """Return the best level of the replicas; without replicas, HOT for a dedicated or deploying model."""
+    levels = {replica.placed.level for replica in replicas}
     if DeploymentLevel.HOT in levels or (not levels and (model.dedicated or model.deploying)):
         return DeploymentLevel.HOT
     return DeploymentLevel.WARM if levels else DeploymentLevel.COLD
 
 
 def _state(replicas: Iterable[Replica], *, has_problem: bool) -> ReplicaState:
-    """Return the state that clients of these replicas' generation see."""
-    state = _best(each.state for each in replicas)
+    """Return the state that clients of one generation see, given its replicas."""
+    state = _best(replica.state for replica in replicas)
     return ReplicaState.UNHEALTHY if has_problem and state is ReplicaState.NOT_STARTED else state
 
 
 def _best(states: Iterable[ReplicaState]) -> ReplicaState:
-    there = set(states)
-    return next((state for state in _BEST_FIRST if state in there), ReplicaState.NOT_STARTED)
+    present = set(states)
+    return next((state for state in _BEST_FIRST if state in present), ReplicaState.NOT_STARTED)
 
 
 def describe_details(models: Models, key: ModelKey) -> ModelDetails:
-    """Return the details of a model; empty details if it is no longer known."""
-    model = next((each for each in models if each.key == key), None)
+    """Return the details of a model; empty details if the model is no longer known."""
+    model = next((model for model in models if model.key == key), None)
     if model is None:
         return ModelDetails(structures={}, load_s={})
     return ModelDetails(structures=dict(model.structures), load_s=dict(model.load_s))
@@ -148,7 +156,7 @@ def describe_details(models: Models, key: ModelKey) -> ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """The facts of a model that a gateway needs to admit requests for it."""
+    """The facts of a model that a gateway needs to admit requests for the model."""
 
     key: str
     config: DeploymentConfig
@@ -158,11 +166,11 @@ class PublishedModel:
     gated: bool
     deploying: int
     loaded: tuple[str, ...]
-    """The generations for which it is loaded."""
+    """The generations in which the model is loaded."""
 
 
 def publish(models: Models) -> list[PublishedModel]:
-    """Return models in the form for gateways; `read` is the inverse."""
+    """Return models in the form that gateways read; `read` is the inverse."""
     return [
         project(
             PublishedModel,
@@ -176,12 +184,12 @@ def publish(models: Models) -> list[PublishedModel]:
 
 
 def read(published: Sequence[PublishedModel], repositories: Repositories) -> Models:
-    """Return the models that `publish` was given; users may have those of `repositories` loaded."""
+    """Return the models that `publish` was given; `repositories` decides which models users may load."""
     models = Models(repositories=repositories)
     loaded = []
-    for one in published:
-        key = ModelKey.parse(one.key)
-        loaded += [str(Variant(key, generation)) for generation in one.loaded]
-        models.add(project(Model, one, key=key, aliases=set(one.aliases)))
+    for entry in published:
+        key = ModelKey.parse(entry.key)
+        loaded += [str(Variant(key, generation)) for generation in entry.loaded]
+        models.add(project(Model, entry, key=key, aliases=set(entry.aliases)))
     models.note_loaded(loaded)
     return models

@@ -1,7 +1,7 @@
-"""Operations on users, keys and tiers; each defines its `/admin` route's fields and performs itself.
+"""Operations on users, keys and tiers, each with the fields of its `/admin` route.
 
-They act on the database of keys, so they also work without a running server. If the leader must act, too,
-the operation has a `sequel` for it.
+They act on the database of keys, so they also work without a running server. An operation that also needs
+the leader has a `sequel`, an operation that the leader performs.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ def _check_limits(own: dict[str, Any]) -> dict[str, Any]:
         return KeyLimits.model_validate(own).model_dump(exclude_unset=True)
     except ValidationError as error:
         first = problems(error)[0]
-        known = f"; there are {', '.join(KeyLimits.model_fields)}" if first.is_unknown else ""
-        raise ValueError(f"{first.place}: {first.reason}{known}") from error
+        hint = f"; there are {', '.join(KeyLimits.model_fields)}" if first.is_unknown else ""
+        raise ValueError(f"{first.place}: {first.reason}{hint}") from error
 
 
 _Limits = Annotated[
     dict[str, Any], AfterValidator(_check_limits), WithJsonSchema(KeyLimits.model_json_schema())
 ]
-"""Limits that differ from the server's, by name; null: none."""
+"""Limits that differ from the server's limits, by name; null if no limit differs."""
 _MAX_EXPIRY_S = 100 * 366 * 86_400
 """Maximum seconds until a key expires, so that its expiry is a valid date."""
 
 
 _USER, _KEY, _TIER = "ada@example.org", "9b1f0c62d7aa", "lab"
-"""Names of the examples."""
+"""Names in the examples."""
 
 
 class AccountOperation(Command):
@@ -73,25 +73,25 @@ class AccountOperation(Command):
         return None
 
     def after_sequel(self, answer: Any, _: Any) -> Any:
-        """Return the answer, completed by that of the sequel."""
+        """Return the answer, completed with the answer of the sequel."""
         return answer
 
 
 class ListKeys(AccountOperation):
-    """All keys, or those of a user."""
+    """All API keys, or the keys of one user."""
 
     model_config = with_example({"user": _USER})
     name, method = "keys", "GET"
 
     user: _User | None = None
-    """The user whose keys they are; None: everybody's."""
+    """Only the keys of this user; None: of all users."""
 
     async def perform(self, registry: Registry) -> answers.ApiKeys:
         return answers.ApiKeys(keys=await registry.keys(self.user))
 
 
 class ShowKey(AccountOperation):
-    """One key, by its id or its beginning."""
+    """One API key."""
 
     model_config = with_example({"key": _KEY})
     name, method = "keys/show", "GET"
@@ -104,7 +104,7 @@ class ShowKey(AccountOperation):
 
 
 class CreateKey(AccountOperation):
-    """Make a key; the answer alone has it."""
+    """Create an API key; no later answer contains the key itself."""
 
     model_config = with_example(
         {"user": _USER, "label": "notebook", "expires_in_s": 30 * 86_400, "tiers": [_TIER]}
@@ -112,11 +112,11 @@ class CreateKey(AccountOperation):
     name = "keys/create"
 
     user: _User | None = None
-    """Name of the key's user, who is added if there is none of the name."""
+    """Name of the key's user; a new name adds a user."""
     label: _Text = ""
-    """Name that tells the key from the user's others."""
+    """Label that distinguishes the key from other keys of the user."""
     expires_in_s: Annotated[float, Field(gt=0, le=_MAX_EXPIRY_S, allow_inf_nan=False)] | None = None
-    """Seconds until it expires; None: it does not."""
+    """Seconds until the key expires; None: never."""
     tiers: list[_TierName] = Field(default=[])
 
     async def perform(self, registry: Registry) -> answers.NewApiKey:
@@ -125,7 +125,7 @@ class CreateKey(AccountOperation):
 
 
 class RevokeKey(AccountOperation):
-    """Revoke a key for ever, and end its jobs."""
+    """Revoke an API key permanently and cancel its jobs."""
 
     model_config = with_example({"key": _KEY})
     name = "keys/revoke"
@@ -162,7 +162,7 @@ class TierFields(Body):
 
 
 class KeyFields(Body):
-    """A key of elsewhere."""
+    """An API key that another system created."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     user: _User | None = None
@@ -170,7 +170,7 @@ class KeyFields(Body):
 
 
 class ImportKeys(AccountOperation):
-    """Add keys of elsewhere by their digests."""
+    """Import API keys by their SHA-256 digests."""
 
     model_config = with_example(
         {
@@ -195,7 +195,7 @@ class ImportKeys(AccountOperation):
 
 
 class MigrateKeys(AccountOperation):
-    """Copy the keys of another NDIF server's tables in the same database."""
+    """Copy the API keys from another NDIF server's tables in the same database."""
 
     name = "keys/migrate"
 
@@ -213,7 +213,7 @@ class ListTiers(AccountOperation):
 
 
 class CreateTier(TierFields, AccountOperation):
-    """Make a tier."""
+    """Create a tier."""
 
     model_config = with_example(
         {"tier": _TIER, "hotswapping": True, "weight": 2.0, "limits": {"requests_per_minute": 60}}
@@ -225,7 +225,7 @@ class CreateTier(TierFields, AccountOperation):
 
 
 class ChangeTier(AccountOperation):
-    """Set those properties of a tier that are given."""
+    """Change the given properties of a tier."""
 
     model_config = with_example({"tier": _TIER, "limits": {"requests_per_minute": 120}})
     name = "tiers/change"
@@ -237,7 +237,7 @@ class ChangeTier(AccountOperation):
     gated: bool | None = None
     weight: _Weight | None = None
     limits: _Limits | None = None
-    """All of its limits; empty: those of the server."""
+    """All limits of the tier; an empty mapping restores the server's limits."""
 
     async def perform(self, registry: Registry) -> answers.AccountTier:
         changes = self.model_dump(exclude={"tier"}, exclude_none=True)
@@ -247,7 +247,7 @@ class ChangeTier(AccountOperation):
 
 
 class DeleteTier(AccountOperation):
-    """Remove a tier that no key has."""
+    """Delete a tier that no key has."""
 
     model_config = with_example({"tier": _TIER})
     name = "tiers/delete"
@@ -260,7 +260,7 @@ class DeleteTier(AccountOperation):
 
 
 class AssignTier(AccountOperation):
-    """Give a key a tier."""
+    """Assign a tier to an API key."""
 
     model_config = with_example({"tier": _TIER, "key": _KEY})
     name = "tiers/assign"
@@ -274,7 +274,7 @@ class AssignTier(AccountOperation):
 
 
 class WithdrawTier(AccountOperation):
-    """Take a tier from a key."""
+    """Withdraw a tier from an API key."""
 
     model_config = with_example({"tier": _TIER, "key": _KEY})
     name = "tiers/withdraw"
@@ -297,7 +297,7 @@ class ListUsers(AccountOperation):
 
 
 class ShowUser(AccountOperation):
-    """One user and its keys."""
+    """One user, with the user's keys."""
 
     model_config = with_example({"user": _USER})
     name, method = "users/show", "GET"
@@ -310,16 +310,16 @@ class ShowUser(AccountOperation):
 
 
 ACCOUNT_OPERATIONS: tuple[type[AccountOperation], ...] = tuple(AccountOperation.__subclasses__())
-"""Every operation, in the order of this file."""
+"""All operations, in the order of this file."""
 
 _NO_REGISTRY = (
-    "This server has no database of API keys: NDIF_API_KEYS names a file, which is edited, or "
-    "NDIF_DEV_MODE asks nobody for a key."
+    "This server has no database of API keys: NDIF_API_KEYS names a file, which you edit instead, or "
+    "NDIF_DEV_MODE admits requests without a key."
 )
 
 
 async def perform_on(registry: Registry | None, operation: AccountOperation) -> Any:
-    """Perform an operation and return its answer; raise an OperationError with its HTTP status."""
+    """Perform an operation and return its answer; raise an OperationError with an HTTP status."""
     if registry is None:
         raise OperationError(409, _NO_REGISTRY)
     try:

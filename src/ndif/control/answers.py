@@ -1,4 +1,4 @@
-"""Answers of operations; those with the state of the server are in `ndif.schema`."""
+"""Answers of operations. Answers with the state of the server are in `ndif.schema`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REPLICA_KEY: JsonObject = {"model_key": _VARIANT, "replica_id": _REPLICA}
     }
 )
 class Exported:
-    """A deployment file that deploys again what is deployed now."""
+    """A deployment file of the current deployments; deploying the file restores them."""
 
     version: Literal[1]
     deployments: Annotated[list[Any], AsInFile()]
@@ -39,16 +39,16 @@ class Exported:
 
 @answer()
 class EvictedReplica:
-    """A replica that made room, or a model of which none was there yet."""
+    """A replica that was evicted to free memory, or a model that had no replica yet."""
 
     model: str
     replica_id: str | None
-    """Null for a model that was on its way, or did not load."""
+    """Null for a model that was waiting for a place, or that did not load."""
 
 
 @answer()
 class DeployedModel:
-    """Replicas that one model in one nnsight generation has now."""
+    """The current replicas of one model in one nnsight generation."""
 
     repo_id: str
     generation: str
@@ -56,13 +56,13 @@ class DeployedModel:
     """Ids of the replicas."""
     evicted: list[EvictedReplica]
     problem: str | None
-    """A sentence, if not every replica could be had."""
+    """The reason, as a sentence, if a replica could not be provided; null otherwise."""
     changes: tuple[SettingDifference, ...] = ()
-    """The settings of the model that this has changed."""
+    """The settings of the model that the operation has changed."""
     is_down: bool = False
-    """True if no replica serves for a time: there was no room for old and new ones at once."""
+    """True if no replica serves for a time, because old and new replicas did not fit at once."""
     down_s: float | None = None
-    """Seconds of that time, expected ones where the answer does not wait; null if they are not known."""
+    """Seconds without a serving replica: expected ones if the answer does not wait; null if unknown."""
 
 
 @answer(
@@ -98,33 +98,33 @@ class ReplicaKey:
 
 @answer()
 class EvictedKey:
-    """One replica that was evicted, or a model of which none was there yet."""
+    """One evicted replica, or a model that had no replica yet."""
 
     model_key: str
     """The model's key, `@` and the nnsight generation."""
     replica_id: str | None
-    """Null for a model that was on its way, or did not load."""
+    """Null for a model that was waiting for a place, or that did not load."""
 
 
 @answer(example={"evicted": [_REPLICA_KEY]})
 class Evicted:
-    """Replicas that were taken off their devices."""
+    """The evicted replicas."""
 
     evicted: list[EvictedKey]
     scheduled: tuple[str, ...] = ()
-    """With `all`: models that the calendar keeps."""
+    """With `all`: models that stay, because the calendar has deployed them."""
 
 
 @answer(example={"restarted": [_REPLICA_KEY]})
 class Restarted:
-    """Replicas that others replace."""
+    """The replicas that are being replaced."""
 
     restarted: list[ReplicaKey]
 
 
 @answer(example={"killed": True, "request_id": A_JOB})
 class Killed:
-    """A job that is ended."""
+    """The job that the operation ended."""
 
     killed: Literal[True]
     request_id: str
@@ -132,7 +132,7 @@ class Killed:
 
 @answer(example={"killed": 2})
 class KilledJobs:
-    """Jobs that are ended."""
+    """The jobs that the operation ended."""
 
     killed: int
     """Number of jobs."""
@@ -154,11 +154,11 @@ class KilledJobs:
     }
 )
 class UsageReport:
-    """Sums over ended jobs; days are in order, others by their seconds."""
+    """Sums over ended jobs. Days are in order of time; users and models in order of execution seconds."""
 
     by: Group
     since: str | None
-    """First day that counts; null: all count."""
+    """First day that counts; null: all days."""
     usage: list[UsageTotal]
 
 
@@ -176,17 +176,17 @@ class UsageReport:
     }
 )
 class Collected:
-    """The number of things whose time is over, by their kind."""
+    """The number of expired entries by kind."""
 
     expired: dict[str, int]
-    """Deleted objects by their folder, and deleted records of jobs."""
+    """Number of deleted objects by folder, and of deleted records of jobs."""
     dry_run: bool
-    """True if they were only counted."""
+    """True if the entries were only counted."""
 
 
 @answer(example={"retried": [A_JOB]})
 class Retried:
-    """Requests whose call-backs are made again."""
+    """The requests whose webhooks and mails are sent again."""
 
     retried: list[str]
     """Ids of the requests."""
@@ -207,7 +207,7 @@ class Retried:
     }
 )
 class Events:
-    """The last events, the newest first."""
+    """The last events, newest first."""
 
     events: list[OperatorsEvent]
 
@@ -217,11 +217,11 @@ class KeptRepositories:
     """The repositories that `ndif cache` deletes from no machine."""
 
     kept: dict[str, Literal["deployed", "booked"]]
-    """Reason by name."""
+    """The reason by repository name."""
 
 
 @answer(example={"stopping": True})
 class Stopping:
-    """The server stops."""
+    """Confirmation that the server stops."""
 
     stopping: Literal[True]

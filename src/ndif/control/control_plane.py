@@ -1,4 +1,4 @@
-"""The objects that operations act on, and the steps that several operations share."""
+"""The objects that operations act on, and steps that several operations share."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _MAX_QUOTED = 200
 """Characters of an operator's text that an error repeats."""
 
 Evicted = tuple[str, str | None]
-"""Model key and replica id of an evicted replica; no id where the replica had not been placed yet."""
+"""Model key and replica id of an evicted replica; the id is None if the replica had no place yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """The objects of one server that operations act on, with the steps that several operations share.
+    """The objects of one server that operations act on, with steps that several operations share.
 
     The steps find models by name, refuse changes that the calendar would undo, evict models and provide
-    replicas. They raise an `OperationError`.
+    replicas. A step that cannot be done raises an `OperationError`.
     """
 
     controller: Controller
@@ -73,22 +73,22 @@ class ControlPlane:
         object.__setattr__(self, "rollouts", Rollouts(self.controller, self.dispatcher))
 
     def find(self, name: str) -> list[Model]:
-        """Return the models with this repo id, or the model with this whole key; raise if there is none."""
+        """Return the models with this repository id, or the model with this full key; raise for none."""
         try:
             models = self.controller.models.called(name)
         except ValueError as error:
             raise OperationError(400, str(error)) from error
         if not models:
-            known = ", ".join(sorted({m.config.repo_id for m in self.controller.models}))
+            names = ", ".join(sorted({m.config.repo_id for m in self.controller.models}))
             raise OperationError(
                 404,
                 f"There is no model {name[:_MAX_QUOTED]!r} on this server"
-                + (f"; there is {known}." if known else ", nor any other."),
+                + (f"; there is {names}." if names else ", nor any other."),
             )
         return models
 
     def installed(self, generation: str | None) -> str:
-        """Return `generation`, or the newest for None; raise if it is not installed."""
+        """Return `generation`, or the newest generation for None; raise if it is not installed."""
         installed = self.generations()
         if generation is None and installed:
             return installed[0]
@@ -105,7 +105,7 @@ class ControlPlane:
         return [p for p in self.dispatcher.processors.values() if p.model is model]
 
     def requested_replicas(self, model: Model) -> int:
-        """Return the largest number of replicas that the operator wants of any generation."""
+        """Return the largest number of replicas that the operator requested for any generation."""
         requested = [
             processor.least_replicas
             for processor in self.processors(model)
@@ -114,13 +114,13 @@ class ControlPlane:
         return max(requested, default=0) or model.config.replicas
 
     def refuse_scheduled(self, models: Iterable[Model], replica_id: str | None = None) -> None:
-        """Raise if the calendar has one of these models dedicated now, since it would undo a change.
+        """Raise if the calendar dedicates one of these models now, because it would undo a change.
 
-        A change of the replica `replica_id` passes if that replica is not dedicated.
+        A change of the replica `replica_id` is permitted if that replica is not dedicated.
         """
         if replica_id is not None and any(
-            each.placed.replica_id == replica_id and not each.placed.dedicated
-            for each in self.controller.replicas()
+            replica.placed.replica_id == replica_id and not replica.placed.dedicated
+            for replica in self.controller.replicas()
         ):
             return
         for model in models:
@@ -140,7 +140,7 @@ class ControlPlane:
     ) -> list[Evicted]:
         """Evict every replica of a model, or of one generation; end its waiting requests with an ERROR.
 
-        Return the evicted replicas, and the variants without one that were requested or had failed.
+        Return the evicted replicas, and the variants without a replica that were requested or had failed.
         """
 
         def is_meant(variant: Variant) -> bool:
@@ -152,19 +152,24 @@ class ControlPlane:
         model.generations = frozenset() if generation is None else model.generations - {generation}
         if not model.generations:
             model.config = replace(model.config, dedicated=False)
-        processors = [each for each in self.processors(model) if is_meant(each.variant)]
+        processors = [
+            processor for processor in self.processors(model) if is_meant(processor.variant)
+        ]
         for processor in processors:
             if await processor.fail_waiting(_EVICTED.format(model.config.repo_id)):
                 unplaced.add(str(processor.variant))
         variants = [processor.variant for processor in processors]
-        failed = filter(is_meant, (Variant(model.key, each) for each in [*model.problems]))
+        failed = filter(
+            is_meant,
+            (Variant(model.key, failed_generation) for failed_generation in [*model.problems]),
+        )
         unplaced |= set(map(str, failed))
         if model.problems and model.parameters is None and model.scheduled is None:
-            # It was never even measured: as an on-demand model it is forgotten, with its problem.
+            # The model was never measured. As an on-demand model it is forgotten, with its problem.
             model.on_demand = True
-        for each in [*model.problems]:
-            if is_meant(Variant(model.key, each)):
-                del model.problems[each]
+        for failed_generation in [*model.problems]:
+            if is_meant(Variant(model.key, failed_generation)):
+                del model.problems[failed_generation]
         evicted = self.controller.evict(variants, cold=cold)
         unplaced -= {model_key for model_key, _ in evicted}
         return [*evicted, *((model_key, None) for model_key in sorted(unplaced))]
@@ -172,9 +177,10 @@ class ControlPlane:
     async def provide(
         self, requests: Sequence[ReplicaRequest], *, wait: bool, evicted: Sequence[Evicted] = ()
     ) -> list[DeployedModel]:
-        """Ask the controller for replicas and return the outcome of each request.
+        """Request replicas from the controller and return the outcome of each request.
 
-        With `wait`, return once every replica is ready or has failed. `evicted` were evicted beforehand.
+        With `wait`, return once every replica is ready or has failed. `evicted` are replicas that were
+        evicted beforehand.
         """
         provided = await self.controller.deploy(requests) if requests else []
         results = list(zip(requests, provided, strict=True))
@@ -182,13 +188,15 @@ class ControlPlane:
             processor = self.dispatcher.processor(request.model, request.generation)
             processor.adopt(result.replica_ids)
         if wait:
-            results = [(each, await self._until_up(each, result)) for each, result in results]
+            results = [
+                (request, await self._until_up(request, result)) for request, result in results
+            ]
         return [outcome_of(request, result, evicted) for request, result in results]
 
     def forget_unloadable(self, model: Model) -> None:
         """Forget a new model that could not be measured, so that others do not see it fail."""
         variants = [Variant(model.key, generation) for generation in model.problems]
-        is_measured = any(self.controller.size_of(each) is not None for each in variants)
+        is_measured = any(self.controller.size_of(variant) is not None for variant in variants)
         if variants and not is_measured and model.scheduled is None:
             model.on_demand, model.generations = True, frozenset()
             model.config = replace(model.config, dedicated=False)
@@ -210,11 +218,11 @@ class ControlPlane:
 def outcome_of(
     request: ReplicaRequest, result: ProvisionResult, evicted: Sequence[Evicted] = ()
 ) -> DeployedModel:
-    """Return the outcome of a request for replicas; `evicted` were evicted beforehand."""
+    """Return the outcome of a request for replicas; `evicted` are replicas evicted beforehand."""
     every = dict.fromkeys((*evicted, *result.evicted))
     problem = result.problem
     if problem is None and request.replicas and not request.withdrawn:
-        # A replica that was provided may have failed to load since.
+        # A provided replica may have failed to load in the meantime.
         problem = request.model.problems.get(request.generation)
     return DeployedModel(
         repo_id=request.model.config.repo_id,

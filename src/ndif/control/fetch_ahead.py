@@ -1,4 +1,4 @@
-"""Downloads of booked models ahead of their bookings, so that only loading remains at the start."""
+"""Downloads of booked models ahead of their bookings, so that a booking begins with the loading."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ndif.tasks import end
 logger = logging.getLogger(__name__)
 
 Fetch = Callable[[DeploymentConfig, str, str], Awaitable[None]]
-"""Downloads a model for a generation to the node of this id; raises an `ActorError`."""
+"""Downloads a model for a generation to the node of this id; raises an `ActorError` if that fails."""
 
-_AGAIN = timedelta(minutes=10)
+_RETRY_AFTER = timedelta(minutes=10)
 """Time until a failed download is retried."""
 
 _Booking = tuple[ModelKey, datetime]
@@ -31,39 +31,41 @@ _Booking = tuple[ModelKey, datetime]
 class FetchAhead:
     """Downloads booked models to the nodes where they would be placed now, in one task per booking.
 
-    It fetches only files; no memory is reserved before the booking begins. A download that has not ended by
-    then is cancelled, and the replica continues it.
+    Only files are fetched; no memory is reserved before the booking begins. A download that is unfinished
+    when the booking begins is cancelled, and the replica continues it.
     """
 
     controller: Controller
     fetch: Fetch
     ahead: timedelta
-    """Time before a booking in which its model is downloaded."""
+    """Time before the beginning of a booking at which the download of its model may start."""
     events: EventLog
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
     _tasks: dict[_Booking, asyncio.Task[frozenset[str]]] = field(default_factory=dict, init=False)
-    """The last download of each coming booking; it returns the nodes with the files, if any."""
+    """The last download of each coming booking; returns the nodes that have the files, or no node."""
     _not_before: dict[_Booking, datetime] = field(default_factory=dict, init=False)
 
     def update(self, windows: Sequence[Window], generation: Callable[[Window], str]) -> None:
-        """Start the downloads of these windows that lack one; cancel those of bookings begun or dropped."""
+        """Start missing downloads for these windows; cancel downloads of begun or dropped bookings."""
         now = self.now()
-        coming = {(each.config.key, each.start): each for each in windows if each.start > now}
-        for booking in [each for each in self._tasks if each not in coming]:
+        coming = {
+            (window.config.key, window.start): window for window in windows if window.start > now
+        }
+        for booking in [key for key in self._tasks if key not in coming]:
             self._tasks.pop(booking).cancel()
             del self._not_before[booking]
         for booking, window in coming.items():
             last = self._tasks.get(booking)
-            if last is None or (now >= self._not_before[booking] and self._is_void(last)):
-                self._not_before[booking] = now + _AGAIN
+            if last is None or (now >= self._not_before[booking] and self._needs_retry(last)):
+                self._not_before[booking] = now + _RETRY_AFTER
                 booked = {
-                    each.config.key for each in windows if each.start <= window.start < each.end
+                    other.config.key for other in windows if other.start <= window.start < other.end
                 }
                 fetching = self._fetch(window, generation(window), booked)
                 self._tasks[booking] = asyncio.create_task(fetching, name="download ahead")
 
-    def _is_void(self, last: asyncio.Task[frozenset[str]]) -> bool:
-        """Return True if a download has failed, or one of its nodes is gone."""
+    def _needs_retry(self, last: asyncio.Task[frozenset[str]]) -> bool:
+        """Return True if a download has failed, or a node with its files is gone."""
         if not last.done():
             return False
         return not last.result() or not last.result() <= self.controller.cluster.nodes.keys()
@@ -75,28 +77,28 @@ class FetchAhead:
     async def _fetch(
         self, window: Window, generation: str, booked: Collection[ModelKey]
     ) -> frozenset[str]:
-        """Download and return the nodes that have the files; none if any node of the booking lacks them."""
+        """Download; return the nodes with the files, or no node if any node of the booking lacks them."""
         name = window.config.repo_id
         try:
             nodes = await self._download(window.config, generation, booked)
         except ActorError as error:
-            logger.warning("%s is not downloaded yet: %s", name, error)
+            logger.warning("%s could not be downloaded ahead of its booking: %s", name, error)
             return frozenset()
         except Exception:
-            logger.exception("%s is not downloaded", name)
+            logger.exception("%s could not be downloaded ahead of its booking", name)
             return frozenset()
-        on = ", ".join(sorted(nodes.values()))
-        text = f"Its files are on {on} for its booking at {window.start:%Y-%m-%d %H:%M %Z}."
+        names = ", ".join(sorted(nodes.values()))
+        text = f"Its files are on {names} for its booking at {window.start:%Y-%m-%d %H:%M %Z}."
         self.events.record("fetched", name, text, "calendar")
         return frozenset(nodes)
 
     async def _download(
         self, config: DeploymentConfig, generation: str, booked: Collection[ModelKey]
     ) -> dict[str, str]:
-        """Download and return the nodes' names by id; raise an `ActorError` if any replica lacks files."""
+        """Download; return the nodes' names by id. Raise an `ActorError` if any replica lacks files."""
         places = await self.controller.preview(config, generation, booked)
         nodes = {node.id: node.name for node in places}
-        # A cancellation reaches all downloads; a failure does not end the others.
+        # A cancellation cancels all downloads; the failure of one download does not end the rest.
         outcomes = await asyncio.gather(
             *(self.fetch(config, generation, node_id) for node_id in nodes), return_exceptions=True
         )

@@ -39,27 +39,27 @@ class Catalogue(Protocol):
 
 
 class Leader(Catalogue, Protocol):
-    """The leader of a server: its models, its queue, its operations and its log of events."""
+    """The leader of a server: its models, queue, operations and log of events."""
 
     async def perform(self, operation: Operation) -> Any:
         """Perform an operation and return its answer.
 
         Raises:
-            OperationError: If it cannot be performed, or there is no leader.
+            OperationError: If the operation cannot be performed, or the server has no leader.
         """
 
     async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
-        """Return an update newer than a request's stored one; None if there is none.
+        """Return an update that is newer than a request's stored update; None if there is none.
 
-        `stored` is the status of the stored one. A waiting request has an update with its place in the
-        queue, and a lost one has an ERROR.
+        `stored` is the status of the stored update. For a waiting request, the new update has its place in
+        the queue; for a lost request, it is an ERROR.
         """
 
     async def record(self, events: Sequence[OperatorsEvent]) -> None:
         """Add events to the operators' log."""
 
-    async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
-        """Return the state of the dashboard once its name is not `seen`; see `Overview.next`."""
+    async def next_state(self, last_name: str, users: Sequence[str]) -> NextState:
+        """Return the state of the dashboard once its name differs from `last_name`; see `Overview.next`."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,11 @@ class InProcessLeader:
         return describe_details(self._control.controller.models, key)
 
     async def connected(self) -> bool:
-        # Unless the models are fixed, a model is loaded for its first request.
+        # Unless the models are fixed, a model loads on its first request.
         controller = self._control.controller
-        return not controller.models.fixed or any(each.serving for each in controller.replicas())
+        return not controller.models.fixed or any(
+            replica.serving for replica in controller.replicas()
+        )
 
     async def perform(self, operation: Operation) -> Any:
         return await operation.perform(self._control)
@@ -90,8 +92,8 @@ class InProcessLeader:
         return self._control.dispatcher.update_of(request_id, is_stored=stored is not None)
 
     async def record(self, events: Sequence[OperatorsEvent]) -> None:
-        for each in events:
-            self._control.events.add(each)
+        for event in events:
+            self._control.events.add(event)
 
-    async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
-        return await self._control.overview.next(seen, users)
+    async def next_state(self, last_name: str, users: Sequence[str]) -> NextState:
+        return await self._control.overview.next(last_name, users)

@@ -1,7 +1,7 @@
 """Operations: the operator's commands to the running server, each defined once.
 
-An `Operation` is the JSON body of its `/admin` route, the arguments of its event to the leader, and the
-method that performs it.
+An `Operation` defines the JSON body of its `/admin` route, the arguments of its event to the leader, and
+the method that performs it.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ if TYPE_CHECKING:
 
 _KILLED = "The server's operator has ended this job."
 _CANCELLED = "You have ended this job."
-_STILL_COME_S = 600.0
-"""Seconds in which requests of a revoked key may still arrive, because gateways cache keys."""
+_LATE_REQUESTS_S = 600.0
+"""Seconds for which requests of a revoked key may still arrive, because gateways cache keys."""
 _REVOKED = "This job is ended: its API key was revoked. Ask the server's operator for another."
 _HOT = DeploymentLevel.HOT
 _MAX_QUOTED = 100
 """Characters of an operator's text that an error repeats."""
 _NO_NUL = r"^[^\x00]*$"
-"""Text without NUL, which databases refuse or cut at."""
+"""A text without NUL, which databases refuse or end the text at."""
 
 T = TypeVar("T")
 
 
 def _parse_deployments(value: object) -> tuple[DeploymentChange, ...]:
-    if isinstance(value, tuple) and all(isinstance(each, DeploymentChange) for each in value):
+    if isinstance(value, tuple) and all(isinstance(change, DeploymentChange) for change in value):
         return value
     changes = changes_from_value(value, "deployments")
     if not changes:
@@ -95,7 +95,7 @@ def _parse_deployments(value: object) -> tuple[DeploymentChange, ...]:
 Deployments = Annotated[
     tuple[DeploymentChange, ...],
     PlainValidator(_parse_deployments),
-    PlainSerializer(lambda changes: [to_entry(each.config, each.given) for each in changes]),
+    PlainSerializer(lambda changes: [to_entry(change.config, change.given) for change in changes]),
     AsInFile(),
 ]
 """Models to deploy; in JSON, the list or mapping of a deployment file."""
@@ -142,7 +142,7 @@ class Operation(Command):
 
 
 class GetStatus(Operation):
-    """Nodes, models, replicas and the schedule."""
+    """Nodes, models, replicas and the calendar."""
 
     name, event, method = "status", "STATUS", "GET"
 
@@ -166,7 +166,7 @@ class GetQueue(Operation):
 
 
 class Export(Operation):
-    """A deployment file that deploys again what is deployed now."""
+    """A deployment file of the current deployments; deploying the file restores them."""
 
     name, event, method = "export", "EXPORT", "GET"
 
@@ -179,16 +179,16 @@ class Export(Operation):
         entries = []
         for model in controller.models:
             config, replicas = model.config, control.requested_replicas(model)
-            # With 0 replicas, an operator's model is loaded on demand, like those of users.
+            # With 0 replicas, an operator's model is loaded on demand, like a user's model.
             dedicated = config.dedicated and replicas > 0
             if not dedicated and id(model) not in hot:
                 continue
-            replicas, most = max(1, replicas), config.max_replicas
+            replicas, max_replicas = max(1, replicas), config.max_replicas
             is_default = model.generations <= {config.runtime or newest}
             deployed = replace(
                 config,
                 replicas=replicas,
-                max_replicas=None if most is None else max(most, replicas),
+                max_replicas=None if max_replicas is None else max(max_replicas, replicas),
                 dedicated=dedicated,
                 generations=() if is_default else tuple(sorted(model.generations)),
             )
@@ -199,7 +199,7 @@ class Export(Operation):
 class Deploy(Operation):
     """Deploy models.
 
-    A setting that is not given stays as it is where the model is known, and with `sync` is its default.
+    A setting that is not given keeps its value if the model is known; with `sync`, it becomes the default.
     """
 
     model_config = with_example(
@@ -213,12 +213,12 @@ class Deploy(Operation):
     wait: bool = False
     """Answer once every replica is ready or has failed."""
     sync: bool = False
-    """Evict deployed models that are not among these."""
+    """Evict deployed models that the request does not name."""
 
     async def perform(self, control: ControlPlane) -> answers.Outcomes:
-        # Check all that can be checked before anything is evicted.
+        # Make every check before the first eviction.
         plans = [self._plan(control, change) for change in self.deployments]
-        kept = {id(plan.known) for plan in plans}
+        kept = {id(plan.model) for plan in plans}
         others = [m for m in control.controller.models if id(m) not in kept and m.scheduled is None]
         leaving = others if self.sync else []
         refusals = [await self._refusals(control, plan, leaving) for plan in plans]
@@ -229,54 +229,61 @@ class Deploy(Operation):
                 evicted += await control.evict_model(other, cold=False)
         plans = [plan for plan, refused in zip(plans, refusals, strict=True) if not refused]
         # Two names may mean one model: the last settings win.
-        rolled = {id(plan.known): plan for plan in plans if plan.is_rollout(control)}
-        plain = [plan for plan in plans if id(plan.known) not in rolled]
-        found = await asyncio.gather(
+        rolled = {id(plan.model): plan for plan in plans if plan.is_rollout(control)}
+        plain = [plan for plan in plans if id(plan.model) not in rolled]
+        provided = await asyncio.gather(
             self._provide(control, plain, evicted),
             *(self._roll_out(control, plan, evicted) for plan in rolled.values()),
         )
-        outcomes += [outcome for some in found for outcome in some]
+        outcomes += [outcome for group in provided for outcome in group]
         return answers.Outcomes(models=outcomes)
 
     def _plan(self, control: ControlPlane, change: DeploymentChange) -> _Plan:
         models = control.controller.models
-        known, config = models.find(change.config.key), change.config
-        if known is not None:
+        model, config = models.find(change.config.key), change.config
+        if model is not None:
             try:
-                config = models.as_known(config if self.sync else change.applied_to(known.config))
+                config = models.as_known(config if self.sync else change.applied_to(model.config))
             except SettingsError as error:
                 raise OperationError(400, f"{config.repo_id}: {error}") from error
         chosen = config.deployed_for if self.generation is None else (self.generation,)
-        generations = [control.installed(each) for each in chosen or (None,)]
-        before = None if known is None else known.config
-        return _Plan(known, before, config, generations, change)
+        generations = [control.installed(generation) for generation in chosen or (None,)]
+        before = None if model is None else model.config
+        return _Plan(model, before, config, generations, change)
 
     async def _refusals(
         self, control: ControlPlane, plan: _Plan, leaving: Sequence[Model]
     ) -> list[answers.DeployedModel]:
         """Return an outcome for each generation in which the model cannot be loaded with its new settings.
 
-        `leaving` are the models that will be evicted. The model keeps its old settings if there is any.
+        `leaving` are the models that will be evicted. The model keeps its old settings if the list is not
+        empty.
         """
         if not plan.is_changed:
             return []
         replicas = control.controller.replicas()
-        of_model = [each for each in replicas if each.model is plan.known]
-        gone = [each.placed.key for each in replicas if each.model in (plan.known, *leaving)]
+        own_replicas = [replica for replica in replicas if replica.model is plan.model]
+        freed = [
+            replica.placed.key for replica in replicas if replica.model in (plan.model, *leaving)
+        ]
         outcomes = []
         for generation in plan.generations:
-            problem = await control.controller.check(plan.config, generation, gone)
+            problem = await control.controller.check(plan.config, generation, freed)
             if problem is None:
                 continue
-            there = [each for each in of_model if each.generation == generation and each.serving]
-            if there:
+            serving = [
+                replica
+                for replica in own_replicas
+                if replica.generation == generation and replica.serving
+            ]
+            if serving:
                 name, reason = plan.config.repo_id, problem.removesuffix(".")
-                problem = f"{reason}. {name!r} serves on with the settings from before."
+                problem = f"{reason}. {name!r} continues to serve with its previous settings."
             outcomes.append(
                 answers.DeployedModel(
                     repo_id=plan.config.repo_id,
                     generation=generation,
-                    replicas=[each.placed.replica_id for each in there],
+                    replicas=[replica.placed.replica_id for replica in serving],
                     evicted=[],
                     problem=problem,
                 )
@@ -286,26 +293,26 @@ class Deploy(Operation):
     async def _roll_out(
         self, control: ControlPlane, plan: _Plan, evicted: Sequence[Evicted]
     ) -> list[answers.DeployedModel]:
-        if plan.known is None:
+        if plan.model is None:
             return []
         changes = plan.changes
         results = await control.rollouts.roll_out(
-            plan.known, plan.config, plan.generations, wait=self.wait
+            plan.model, plan.config, plan.generations, wait=self.wait
         )
         return [
             replace(
-                outcome_of(each.request, each.result, evicted),
-                changes=() if each.result.problem else changes,
-                is_down=each.is_down,
-                down_s=each.down_s,
+                outcome_of(rolled_out.request, rolled_out.result, evicted),
+                changes=() if rolled_out.result.problem else changes,
+                is_down=rolled_out.is_down,
+                down_s=rolled_out.down_s,
             )
-            for each in results
+            for rolled_out in results
         ]
 
     async def _provide(
         self, control: ControlPlane, plans: Sequence[_Plan], evicted: Sequence[Evicted]
     ) -> list[answers.DeployedModel]:
-        """Request the missing replicas of models in one decision, which places the largest first."""
+        """Request the missing replicas of models in one decision, which places the largest model first."""
         models = [(control.controller.models.put(plan.config), plan) for plan in plans]
         pairs = {
             (model, generation): plan for model, plan in models for generation in plan.generations
@@ -320,12 +327,14 @@ class Deploy(Operation):
             control.controller.dedicate(model)
         outcomes = await control.provide(requests, wait=self.wait, evicted=evicted)
         for index, (request, plan) in enumerate(zip(requests, pairs.values(), strict=True)):
-            # Two names may prove to be one model once it is loaded.
+            # Two names may turn out to be one model once it is loaded.
             if request.model.same_as is not None:
                 change = DeploymentChange(request.model.config, plan.change.given)
-                again = Deploy(deployments=(change,), generation=request.generation, wait=self.wait)
-                (outcomes[index],) = (await again.perform(control)).models
-            elif plan.known is None:
+                repeated = Deploy(
+                    deployments=(change,), generation=request.generation, wait=self.wait
+                )
+                (outcomes[index],) = (await repeated.perform(control)).models
+            elif plan.model is None:
                 control.forget_unloadable(request.model)
             else:
                 outcomes[index] = replace(outcomes[index], changes=plan.changes)
@@ -336,7 +345,7 @@ class Deploy(Operation):
 class _Plan:
     """One model of a deployment, with its old and its new settings."""
 
-    known: Model | None
+    model: Model | None
     """The model; None for a new one."""
     before: DeploymentConfig | None
     """The old settings; None for a new model."""
@@ -346,24 +355,23 @@ class _Plan:
 
     @property
     def changes(self) -> tuple[SettingDifference, ...]:
-        """The settings that change."""
         return () if self.before is None else tuple(differences(self.before, self.config))
 
     @property
     def is_changed(self) -> bool:
-        """True if settings change that a loaded replica cannot change; False for a booked model."""
-        if self.known is None or self.before is None or self.known.scheduled is not None:
+        """True if settings change that need new replicas; False for a booked model."""
+        if self.model is None or self.before is None or self.model.scheduled is not None:
             return False
         return self.before.as_loaded != self.config.as_loaded
 
     def is_rollout(self, control: ControlPlane) -> bool:
         """Return True if the model has replicas that must be replaced."""
         replicas = control.controller.replicas()
-        return self.is_changed and any(each.model is self.known for each in replicas)
+        return self.is_changed and any(replica.model is self.model for replica in replicas)
 
 
 class Evict(Operation):
-    """Take a model, or one replica of it, off its devices."""
+    """Evict a model, or one replica of it, from its devices."""
 
     model_config = with_example({"model": "openai-community/gpt2", "cold": True})
     name, event = "evict", "EVICT"
@@ -372,24 +380,32 @@ class Evict(Operation):
     replica: str | None = Field(default=None, min_length=1)
     """Id of the replica, or its beginning."""
     generation: Generation | None = None
-    """The nnsight generation whose replicas are evicted; None: every one."""
+    """The nnsight generation whose replicas are evicted; None: every generation."""
     cold: bool = False
-    """Free the host's memory as well."""
+    """Free the CPU memory as well."""
     all: bool = False
-    """Every model, except those that the calendar has deployed now."""
+    """Evict every model, except the models that the calendar has deployed now."""
 
     async def perform(self, control: ControlPlane) -> answers.Evicted:
         if self.all == (self.model is not None) or (self.all and self.replica):
-            raise OperationError(400, "Name either one model, and maybe a replica of it, or all.")
+            raise OperationError(
+                400, "Name either one model, and optionally a replica of it, or all."
+            )
         if self.generation is not None and (self.all or self.replica):
-            raise OperationError(400, "Give a generation with one model alone, without a replica.")
+            raise OperationError(
+                400, "Give a generation only with one model and without a replica."
+            )
         if self.model is None:
             return await self._evict_all(control)
         models = control.find(self.model)
         replica_id = None
         if self.replica is not None:
-            existing = (each for each in control.controller.replicas() if each.model in models)
-            replica_id = _whole_id(self.replica, (each.placed.replica_id for each in existing))
+            existing = (
+                replica for replica in control.controller.replicas() if replica.model in models
+            )
+            replica_id = _resolve_id(
+                self.replica, (replica.placed.replica_id for replica in existing)
+            )
         control.refuse_scheduled(models, replica_id)
         if replica_id is None:
             evicted = [
@@ -403,9 +419,9 @@ class Evict(Operation):
             evicted = self._evict_replica(control, models, replica_id)
         if not evicted:
             names = ", ".join(sorted({model.config.repo_id for model in models}))
-            of = "" if self.generation is None else f" for nnsight {self.generation}"
-            raise OperationError(404, f"{names!r} has no replica{of} to evict.")
-        return _evicted(evicted)
+            suffix = "" if self.generation is None else f" for nnsight {self.generation}"
+            raise OperationError(404, f"{names!r} has no replica{suffix} to evict.")
+        return _evicted_answer(evicted)
 
     async def _evict_all(self, control: ControlPlane) -> answers.Evicted:
         evicted, scheduled = [], []
@@ -414,15 +430,15 @@ class Evict(Operation):
                 scheduled.append(model.config.repo_id)
             else:
                 evicted += await control.evict_model(model, cold=self.cold)
-        return _evicted(evicted, scheduled)
+        return _evicted_answer(evicted, scheduled)
 
     def _evict_replica(
         self, control: ControlPlane, models: Sequence[Model], replica_id: str
     ) -> list[Evicted]:
         keys = [
-            each.placed.key
-            for each in control.controller.replicas()
-            if each.model in models and each.placed.replica_id == replica_id
+            replica.placed.key
+            for replica in control.controller.replicas()
+            if replica.model in models and replica.placed.replica_id == replica_id
         ]
         if not keys:
             raise OperationError(404, f"{self.model!r} has no replica {self.replica!r}.")
@@ -440,7 +456,7 @@ class Evict(Operation):
 
 
 class Scale(Operation):
-    """Set the number of a model's replicas."""
+    """Set a model's number of replicas."""
 
     model_config = with_example({"model": "openai-community/gpt2", "replicas": 2})
     name, event = "scale", "SCALE"
@@ -475,82 +491,86 @@ class Scale(Operation):
         return answers.Outcomes(models=outcomes)
 
     def _generations(self, control: ControlPlane, model: Model) -> set[str]:
-        """Return the generations to scale: the given one, or those in use."""
+        """Return the generations to scale: the given generation, or the generations in use."""
         if self.generation is not None:
             return {control.installed(self.generation)}
         processors = control.processors(model)
-        known = {processor.variant.generation for processor in processors}
+        generations = {processor.variant.generation for processor in processors}
         if self.replicas:
-            # The operator's generations; else generations with replicas or requests; else the users' last.
-            in_use = {each.variant.generation for each in processors if not each.idle}
-            known = set(model.generations) or in_use or known
-        return known or {control.installed(model.deployment.runtime)}
+            # The operator's generations; else generations with replicas or requests; else any known.
+            in_use = {
+                processor.variant.generation for processor in processors if not processor.idle
+            }
+            generations = set(model.generations) or in_use or generations
+        return generations or {control.installed(model.deployment.runtime)}
 
 
-def _whole_id(given: str, ids: Iterable[str]) -> str:
+def _resolve_id(given: str, ids: Iterable[str]) -> str:
     """Return the id that begins with `given`, or `given` if none does; raise if several do."""
-    found = matching_ids(given, ids)
-    if len(found) > 1:
+    matches = matching_ids(given, ids)
+    if len(matches) > 1:
         raise OperationError(
-            400, f"{given[:_MAX_QUOTED]!r} is the beginning of {len(found)} ids: give more of it."
+            400, f"{given[:_MAX_QUOTED]!r} is the beginning of {len(matches)} ids: give more of it."
         )
-    return found[0] if found else given
+    return matches[0] if matches else given
 
 
-def _evicted(keys: Iterable[Evicted], scheduled: Iterable[str] = ()) -> answers.Evicted:
+def _evicted_answer(keys: Iterable[Evicted], scheduled: Iterable[str] = ()) -> answers.Evicted:
     evicted = [answers.EvictedKey(model_key=key, replica_id=replica) for key, replica in keys]
     return answers.Evicted(evicted=evicted, scheduled=tuple(scheduled))
 
 
 class Restart(Operation):
-    """Replace a model's replicas by new ones."""
+    """Replace a model's replicas with new ones."""
 
     model_config = with_example({"model": "openai-community/gpt2"})
     name, event = "restart", "RESTART"
 
     model: str = Field(min_length=1)
     generation: Generation | None = None
-    """The nnsight generation whose replicas are restarted; None: every one."""
+    """The nnsight generation whose replicas are restarted; None: every generation."""
 
     async def perform(self, control: ControlPlane) -> answers.Restarted:
         models = control.find(self.model)
         existing = [
-            each
-            for each in control.controller.replicas()
-            if each.model in models
-            and self.generation in (None, Variant.parse(each.placed.model_key).generation)
+            replica
+            for replica in control.controller.replicas()
+            if replica.model in models
+            and self.generation in (None, Variant.parse(replica.placed.model_key).generation)
         ]
         if not existing:
-            of = "" if self.generation is None else f" for nnsight {self.generation}"
-            raise OperationError(404, f"{self.model!r} has no replica{of} to restart.")
-        hot = [each for each in existing if each.placed.level is _HOT]
+            suffix = "" if self.generation is None else f" for nnsight {self.generation}"
+            raise OperationError(404, f"{self.model!r} has no replica{suffix} to restart.")
+        hot = [replica for replica in existing if replica.placed.level is _HOT]
         # If the model is only WARM, start one replica per generation.
-        restarted = hot or list({each.placed.model_key: each for each in existing}.values())
+        restarted = hot or list(
+            {replica.placed.model_key: replica for replica in existing}.values()
+        )
         counts = Counter(
             control.dispatcher.processor(
-                each.model, Variant.parse(each.placed.model_key).generation
+                replica.model, Variant.parse(replica.placed.model_key).generation
             )
-            for each in restarted
+            for replica in restarted
         )
-        keys = [each.placed.key for each in existing]
+        keys = [replica.placed.key for replica in existing]
         control.controller.evict(replica_keys=keys, cold=True, why=f"{OPERATORS}restarts it")
         requests = [processor.replica_requests(count) for processor, count in counts.items()]
-        outcomes = await control.provide([each[0] for each in requests], wait=False)
-        outcomes += await control.provide([each[1] for each in requests if each[1:]], wait=False)
+        outcomes = await control.provide([batch[0] for batch in requests], wait=False)
+        outcomes += await control.provide([batch[1] for batch in requests if batch[1:]], wait=False)
         if problems := [outcome.problem for outcome in outcomes if outcome.problem]:
             raise OperationError(409, problems[0])
         return answers.Restarted(
             restarted=[
                 answers.ReplicaKey(
-                    model_key=each.placed.model_key, replica_id=each.placed.replica_id
+                    model_key=replica.placed.model_key, replica_id=replica.placed.replica_id
                 )
-                for each in restarted
+                for replica in restarted
             ]
         )
 
 
 class Kill(Operation):
-    """End a request that waits or runs."""
+    """Cancel a waiting or running request."""
 
     model_config = with_example({"request_id": "0d9ff6ea"})
     name, event = "kill", "KILL_REQUEST"
@@ -558,12 +578,12 @@ class Kill(Operation):
     request_id: str = Field(min_length=1)
     """Id of the request, or its beginning."""
     user: str | None = None
-    """The user who ends it, if that is one of theirs; None: the operator."""
+    """The user who cancels a request of their own; None: the operator."""
 
     async def perform(self, control: ControlPlane) -> answers.Killed:
         lifecycle = control.dispatcher.lifecycle
         held = [request.id for request in lifecycle.held]
-        request_id = _whole_id(self.request_id, held)
+        request_id = _resolve_id(self.request_id, held)
         job = lifecycle.job(request_id)
         if self.user not in (None, None if job is None else job.user):
             raise OperationError(
@@ -572,81 +592,81 @@ class Kill(Operation):
         reason = _KILLED if self.user is None else _CANCELLED
         if not await control.dispatcher.cancel(request_id, reason):
             if request_id in held:
-                raise OperationError(404, f"Request {request_id} has ended by itself before that.")
+                raise OperationError(404, f"Request {request_id} had already ended.")
             raise OperationError(
                 404,
                 f"No request {self.request_id[:_MAX_QUOTED]!r} waits or runs here; `ndif queue` lists "
-                "those that do.",
+                "the requests that do.",
             )
         return answers.Killed(killed=True, request_id=request_id)
 
 
 class KillKey(Operation):
-    """End the requests of an API key that wait or run."""
+    """Cancel the waiting and running requests of an API key."""
 
     model_config = with_example({"account": "5f1c0a9d3e7b46820c9d1e2f3a4b5c6d", "revoked": False})
     name, event = "kill/key", "KILL_KEY"
 
     account: str = Field(min_length=1)
-    """Digest under which the server counts the key's requests (`GET /admin/keys`)."""
+    """Digest by which the server counts the key's requests (`account` in `GET /admin/keys`)."""
     revoked: bool = False
-    """True of a key that was revoked: its user is told so, and what gateways still accept is ended, too."""
+    """True if the key was revoked: the ERROR says so, and requests that gateways still accept end, too."""
 
     async def perform(self, control: ControlPlane) -> answers.KilledJobs:
-        reason, for_s = (_REVOKED, _STILL_COME_S) if self.revoked else (_KILLED, 0.0)
+        reason, for_s = (_REVOKED, _LATE_REQUESTS_S) if self.revoked else (_KILLED, 0.0)
         killed = await control.dispatcher.cancel_all(self.account, reason, for_s)
         return answers.KilledJobs(killed=killed)
 
 
 class GetJobs(Operation):
-    """The unfinished jobs, and those that ended last."""
+    """The unfinished jobs, and the last ended jobs."""
 
     model_config = with_example({"limit": 100})
     name, event = "jobs", "JOBS"
 
     user: str | None = Field(default=None, pattern=_NO_NUL)
-    """The user whose jobs they are; None: everybody's."""
+    """Only the jobs of this user; None: of all users."""
     limit: int = Field(default=100, ge=1, le=1000)
-    """Maximum number of those that have ended."""
+    """Maximum number of ended jobs."""
 
     async def perform(self, control: ControlPlane) -> JobList:
         unfinished = unfinished_jobs(control.dispatcher, self.user)
-        ended = await _read(control.usage.recent(self.user, self.limit))
+        ended = await _read_usage(control.usage.recent(self.user, self.limit))
         ids = {job.id for job in unfinished}
         return JobList(
-            jobs=[*unfinished, *(JobState.of(each) for each in ended if each.id not in ids)]
+            jobs=[*unfinished, *(JobState.of(record) for record in ended if record.id not in ids)]
         )
 
 
 class GetTrace(Operation):
-    """The steps of one job that waits, runs or has ended."""
+    """The steps of one waiting, running or ended job."""
 
     model_config = with_example({"job_id": A_JOB, "user": "ada@example.org"})
     name, event = "trace", "TRACE"
 
     job_id: str = Field(pattern=_NO_NUL)
-    """The job's id, whole."""
+    """The job's full id."""
     user: str | None = Field(default=None, pattern=_NO_NUL)
-    """The user whose job it has to be; None: anybody's."""
+    """The user who must own the job; None: any user."""
 
     async def perform(self, control: ControlPlane) -> Trace:
         job = control.dispatcher.lifecycle.job(self.job_id)
         if job is not None and job.state is not None:
-            found: Trace | None = trace_of(job.request, job.state, job.steps_now())
+            trace: Trace | None = trace_of(job.request, job.state, job.steps_now())
         else:
-            record = await _read(control.usage.find(self.job_id))
-            found = None if record is None else Trace.of(record)
-        # The job of another user gets the same answer as a missing one, so that it stays hidden.
-        if found is None or self.user not in (None, found.user):
+            record = await _read_usage(control.usage.find(self.job_id))
+            trace = None if record is None else Trace.of(record)
+        # A job of another user gets the same answer as a missing job, so that its existence stays hidden.
+        if trace is None or self.user not in (None, trace.user):
             raise OperationError(
                 404,
                 f"There is no job {self.job_id[:_MAX_QUOTED]!r}, or its record is no longer kept.",
             )
-        return found
+        return trace
 
 
 class GetUsage(Operation):
-    """The jobs that have ended and their cost, by user, model or day."""
+    """Ended jobs and their cost, by user, model or day."""
 
     model_config = with_example({"by": "model", "since": "2026-07-01"})
     name, event = "usage", "USAGE"
@@ -655,25 +675,25 @@ class GetUsage(Operation):
     since: str | None = Field(default=None, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
     """First day that counts, as YYYY-MM-DD in UTC; None: all."""
     user: str | None = Field(default=None, pattern=_NO_NUL)
-    """The user whose jobs count; None: everybody's."""
+    """Count only the jobs of this user; None: of all users."""
 
     async def perform(self, control: ControlPlane) -> answers.UsageReport:
         try:
             since = None if self.since is None else date.fromisoformat(self.since)
         except ValueError as error:
             raise OperationError(400, f"There is no day {self.since!r}.") from error
-        totals = await _read(control.usage.totals(self.by, since, self.user))
+        totals = await _read_usage(control.usage.totals(self.by, since, self.user))
         return answers.UsageReport(by=self.by, since=self.since, usage=totals)
 
 
 class CollectGarbage(Operation):
-    """Delete results, responses and records of jobs whose time is over, as happens by itself."""
+    """Delete expired results, responses and records of jobs now; the server also does so regularly."""
 
     model_config = with_example({"dry_run": True})
     name, event = "gc", "GC"
 
     dry_run: bool = False
-    """Only count them."""
+    """Count the expired entries without deleting them."""
 
     async def perform(self, control: ControlPlane) -> answers.Collected:
         before = time.time() - control.retention_s
@@ -681,11 +701,11 @@ class CollectGarbage(Operation):
             expired = dict(await control.responder.sweep(dry=self.dry_run))
         except ObjectStoreError as error:
             raise OperationError(503, f"Nothing can be deleted now: {error}.") from error
-        expired["records"] = await _read(control.usage.sweep(before, dry=self.dry_run))
+        expired["records"] = await _read_usage(control.usage.sweep(before, dry=self.dry_run))
         return answers.Collected(expired=expired, dry_run=self.dry_run)
 
 
-async def _read(reading: Awaitable[T]) -> T:
+async def _read_usage(reading: Awaitable[T]) -> T:
     try:
         return await reading
     except UsageUnavailableError as error:
@@ -695,7 +715,7 @@ async def _read(reading: Awaitable[T]) -> T:
 
 
 class ListKept(Operation):
-    """The repositories that stay in the Hub's cache of each machine: deployed ones, and booked ones."""
+    """The deployed and booked repositories, which stay in each node's cache of the Hub."""
 
     name, event, method = "cache", "CACHE", "GET"
 
@@ -704,7 +724,7 @@ class ListKept(Operation):
 
 
 class ListCallbacks(Operation):
-    """Call-backs that wait for their delivery, and those that were given up."""
+    """Webhooks and mails that wait for delivery or were given up."""
 
     name, event, method = "callbacks", "CALLBACKS", "GET"
 
@@ -712,19 +732,19 @@ class ListCallbacks(Operation):
         try:
             return await control.callbacks.describe()
         except BrokerError as error:
-            raise OperationError(503, f"The call-backs cannot be read: {error}.") from error
+            raise OperationError(503, f"The webhooks and mails cannot be read: {error}.") from error
 
 
 class RetryCallbacks(Operation):
-    """Make call-backs again at once."""
+    """Send webhooks and mails again at once."""
 
     model_config = with_example({"all": True})
     name, event = "callbacks/retry", "RETRY_CALLBACKS"
 
     request_id: str | None = Field(default=None, min_length=1, pattern=_NO_NUL)
-    """Id of the call-back's request, or its beginning."""
+    """Id of the request, or its beginning."""
     all: bool = False
-    """Every call-back that was given up."""
+    """Send every given-up webhook and mail again."""
 
     async def perform(self, control: ControlPlane) -> answers.Retried:
         if self.all == (self.request_id is not None):
@@ -732,23 +752,25 @@ class RetryCallbacks(Operation):
         try:
             return answers.Retried(retried=await self._retry(control.callbacks))
         except BrokerError as error:
-            raise OperationError(503, f"The call-backs cannot be reached: {error}.") from error
+            raise OperationError(
+                503, f"The webhooks and mails cannot be reached: {error}."
+            ) from error
 
     async def _retry(self, callbacks: CallbackDelivery) -> list[str]:
         if self.request_id is None:
             return await callbacks.retry(None)
-        found = await callbacks.queue.find(self.request_id)
-        if not found:
+        matches = await callbacks.queue.find(self.request_id)
+        if not matches:
             raise OperationError(
                 404,
-                f"No call-back of a request {self.request_id[:_MAX_QUOTED]!r} waits or was given up; "
-                "`ndif callbacks list` lists those that are.",
+                f"No webhook or mail of a request {self.request_id[:_MAX_QUOTED]!r} waits or was given up; "
+                "`ndif callbacks list` lists them.",
             )
-        return await callbacks.retry(_whole_id(self.request_id, {f.request_id for f in found}))
+        return await callbacks.retry(_resolve_id(self.request_id, {f.request_id for f in matches}))
 
 
 class ListAlerts(Operation):
-    """Open incidents of the server's own alerts, those of the last day, and who is told."""
+    """Open incidents of the server's alerts, incidents of the last day, and the recipients."""
 
     name, event, method = "alerts", "ALERTS", "GET"
 
@@ -757,7 +779,7 @@ class ListAlerts(Operation):
 
 
 class SendTestAlerts(Operation):
-    """Send a test message to everybody who gets alerts."""
+    """Send a test message to every recipient of alerts."""
 
     name, event = "alerts/test", "TEST_ALERTS"
 
@@ -769,13 +791,13 @@ def _alerts_of(control: ControlPlane) -> Alerts:
     if control.alerts is None:
         raise OperationError(
             409,
-            "This server sends no alerts: set NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL, and start it again.",
+            "This server sends no alerts: set NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL, and restart it.",
         )
     return control.alerts
 
 
 class ListEvents(Operation):
-    """The last events: what was deployed, evicted, scaled or made, by whom, and who logged in."""
+    """The last events: deployments, evictions, changes of keys and tiers, logins, and their authors."""
 
     name, event, method = "events", "EVENTS", "GET"
 
@@ -794,7 +816,7 @@ class Stop(Operation):
 
 
 OPERATIONS: tuple[type[Operation], ...] = tuple(Operation.__subclasses__())
-"""Every operation, in the order of this file."""
+"""All operations, in the order of this file."""
 
 Perform = Callable[[Operation], Awaitable[Any]]
 """The type of `ndif.control.leader.Leader.perform`."""
@@ -804,7 +826,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def parse_operation(kind: type[Parsed], content: bytes | Mapping[str, Any]) -> Parsed:
-    """Return the operation in JSON or a mapping; raise an OperationError that names a wrong field."""
+    """Return the operation of JSON or a mapping; raise an OperationError that names a wrong field."""
     try:
         if isinstance(content, bytes):
             return kind.model_validate_json(content)
@@ -814,7 +836,7 @@ def parse_operation(kind: type[Parsed], content: bytes | Mapping[str, Any]) -> P
     except ValidationError as error:
         first = problems(error)[0]
         field = str(first.location[0]) if first.location else "the body"
-        known = f"; there are: {', '.join(kind.model_fields)}" if first.is_unknown else ""
+        hint = f"; there are: {', '.join(kind.model_fields)}" if first.is_unknown else ""
         raise OperationError(
-            400, f"The request is not valid: {field[:_MAX_QUOTED]}: {first.reason}{known}."
+            400, f"The request is not valid: {field[:_MAX_QUOTED]}: {first.reason}{hint}."
         ) from error

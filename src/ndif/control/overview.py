@@ -1,4 +1,4 @@
-"""The state of a server as its dashboard shows it; its public part names no user, job or key."""
+"""The state of a server for its dashboard; the public part names no user, job or key."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ PATIENCE_S = 5.0
 """Seconds after which a call for a new state returns without one."""
 _INTERVAL_S = 1.0
 """Minimum seconds between two snapshots of the server."""
-_COST = 50
-"""Seconds between two snapshots per second that a snapshot takes: at most 2 % of a core."""
+_SNAPSHOT_COST = 50
+"""Seconds between snapshots for each second that a snapshot takes, which limits them to 2 % of a core."""
 _HISTORY_S = 6 * 3600.0
 """Seconds of history shown."""
 STEP_S = 300.0
-"""Seconds of an interval of the history."""
+"""Length of an interval of the history, in seconds."""
 _READ_S = 15.0
 """Seconds between two reads of the record of jobs."""
 _DIGITS = 12
@@ -66,10 +66,10 @@ _DIGITS = 12
 
 @dataclass(eq=False)
 class Overview:
-    """Takes snapshots of a server on demand, shared by all who watch it.
+    """Takes snapshots of a server on demand; all viewers share them.
 
     The controller, the queues and the calendar are read in memory. The record of jobs is read every 15 s
-    at most, and only for the intervals that may have changed.
+    at most, and only for intervals that may have changed.
     """
 
     controller: Controller
@@ -78,62 +78,62 @@ class Overview:
     usage: UsageStore
     histories: Histories
     protected_s: float
-    """Seconds after becoming HOT in which a replica is evicted only for a dedicated model."""
+    """Seconds for which a replica, once HOT, is evicted only for a dedicated model."""
     now: Callable[[], float] = time.time
     _state: PublicState | None = field(default=None, init=False)
     _name: str = field(default="", init=False)
     _jobs: Mapping[str, list[OwnJob]] | None = field(default=None, init=False)
-    _again: float = field(default=0.0, init=False)
+    _next_snapshot_at: float = field(default=0.0, init=False)
     _intervals: dict[float, Interval] = field(default_factory=dict, init=False)
-    _read_again: float = field(default=0.0, init=False)
+    _next_read_at: float = field(default=0.0, init=False)
     _wall: float | None = field(default=None, init=False)
-    """Unix time at which the event loop's clock was 0; taken once, or the shown times would drift."""
+    """Unix time at which the event loop's clock was 0. Taken once: a new value would shift shown times."""
     _reading: asyncio.Task[None] | None = field(default=None, init=False)
 
-    async def next(self, seen: str = "", users: Sequence[str] = ()) -> NextState:
-        """Return the state and these users' unfinished jobs, once they differ from those named `seen`.
+    async def next(self, last_name: str = "", users: Sequence[str] = ()) -> NextState:
+        """Return the state and these users' unfinished jobs, once their name differs from `last_name`.
 
-        `seen` is the name in an earlier answer. After `PATIENCE_S`, the answer has only the name.
+        `last_name` is the name in an earlier answer. After `PATIENCE_S`, the answer has only the name.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + PATIENCE_S
         while True:
-            self._look()
-            jobs = self._jobs_of(users)
-            name = f"{self._name}-{_name_of(jobs)}"
-            if name != seen:
+            self._take_snapshot()
+            jobs = self._jobs_by_user(users)
+            name = f"{self._name}-{_digest(jobs)}"
+            if name != last_name:
                 return NextState(name=name, state=self._state, jobs=jobs)
             left_s = until - loop.time()
             if left_s <= 0:
                 return NextState(name=name)
-            await asyncio.sleep(min(left_s, max(0.01, self._again - loop.time())))
+            await asyncio.sleep(min(left_s, max(0.01, self._next_snapshot_at - loop.time())))
 
-    def _look(self) -> None:
+    def _take_snapshot(self) -> None:
         """Take a snapshot, unless the last one is recent."""
         loop = asyncio.get_running_loop()
-        if loop.time() < self._again:
+        if loop.time() < self._next_snapshot_at:
             return
         began = time.perf_counter()
         self._read_history()
         self._state = self._describe()
-        self._name = _name_of(self._state)
+        self._name = _digest(self._state)
         self._jobs = None
         took_s = time.perf_counter() - began
-        self._again = loop.time() + max(_INTERVAL_S, _COST * took_s)
+        self._next_snapshot_at = loop.time() + max(_INTERVAL_S, _SNAPSHOT_COST * took_s)
 
-    def _jobs_of(self, users: Sequence[str]) -> dict[str, list[OwnJob]]:
-        """Return the unfinished jobs by user, for these users; read once per snapshot."""
+    def _jobs_by_user(self, users: Sequence[str]) -> dict[str, list[OwnJob]]:
+        """Return the unfinished jobs of these users, by user; the jobs are read once per snapshot."""
         if not users:
             return {}
         if self._jobs is None:
             began = time.perf_counter()
-            found: dict[str, list[OwnJob]] = defaultdict(list)
+            jobs: dict[str, list[OwnJob]] = defaultdict(list)
             for job in unfinished_jobs(self.dispatcher, None):
                 start_s = job.expected_start_s
                 start_s = None if start_s is None else _rounded(start_s)
-                found[job.user].append(replace(job.own, expected_start_s=start_s))
-            self._jobs = found
-            self._again += _COST * (time.perf_counter() - began)
+                jobs[job.user].append(replace(job.own, expected_start_s=start_s))
+            self._jobs = jobs
+            self._next_snapshot_at += _SNAPSHOT_COST * (time.perf_counter() - began)
         return {user: self._jobs[user] for user in users if user in self._jobs}
 
     def _describe(self) -> PublicState:
@@ -147,8 +147,8 @@ class Overview:
             rows[row.model_key].append(row)
         distinct = {id(entry): entry for entry in entries.values()}
         processors = {
-            (str(each.model.config.key), each.variant.generation): each
-            for each in self.dispatcher.processors.values()
+            (str(processor.model.config.key), processor.variant.generation): processor
+            for processor in self.dispatcher.processors.values()
         }
         ends = {w.config.repo_id: w.end.timestamp() for w in coming if w.start.timestamp() <= now}
         return PublicState(
@@ -177,7 +177,7 @@ class Overview:
         processors: Mapping[tuple[str, str], Processor],
         ends: Mapping[str, float],
     ) -> ShownModel:
-        """Return one model: its entry in `/status`, its replicas and its queues."""
+        """Return one model, with its entry in `/status`, its replicas and its queues."""
         hot = [
             replica.deployed
             for row in rows
@@ -198,7 +198,9 @@ class Overview:
             for row in rows
             if row.generation is not None
         ]
-        used = [each.last_used for each in generations if each.last_used is not None]
+        used = [
+            generation.last_used for generation in generations if generation.last_used is not None
+        ]
         return project(
             ShownModel,
             entry,
@@ -206,7 +208,7 @@ class Overview:
             level=entry.deployment_level,
             state=entry.state.value,
             dedicated=is_dedicated,
-            size_bytes=max((each for each in sizes if each is not None), default=None),
+            size_bytes=max((size for size in sizes if size is not None), default=None),
             protected_until=ends.get(entry.repo_id, protected),
             last_used=max(used, default=None),
             problems=list(dict.fromkeys(row.problem for row in rows if row.problem)),
@@ -215,17 +217,17 @@ class Overview:
         )
 
     def _nodes(self) -> list[ShownNode]:
-        """Return the machines, with the memory that each replica holds."""
-        there: dict[str, list[Replica]] = defaultdict(list)
+        """Return the nodes, with the memory that each replica holds."""
+        by_node: dict[str, list[Replica]] = defaultdict(list)
         for replica in self.controller.replicas():
-            there[replica.placed.node_id].append(replica)
+            by_node[replica.placed.node_id].append(replica)
         return [
             ShownNode(
                 id=node.id,
                 name=node.name,
-                cpu=project(ShownMemory, node.cpu, held=_held(there[node.id], None)),
+                cpu=project(ShownMemory, node.cpu, held=_held(by_node[node.id], None)),
                 gpus=[
-                    project(ShownGpu, gpu, held=_held(there[node.id], index))
+                    project(ShownGpu, gpu, held=_held(by_node[node.id], index))
                     for index, gpu in enumerate(node.gpus)
                 ],
             )
@@ -233,9 +235,9 @@ class Overview:
         ]
 
     def _history(self, now: float) -> JobHistory:
-        """Return the history of jobs over the last hours; intervals without jobs are left out."""
+        """Return the history of jobs over the last hours, without intervals that had no jobs."""
         since = (now - _HISTORY_S) // STEP_S * STEP_S
-        self._intervals = {s: each for s, each in self._intervals.items() if s >= since}
+        self._intervals = {s: interval for s, interval in self._intervals.items() if s >= since}
         return JobHistory(
             since=since,
             step_s=STEP_S,
@@ -243,11 +245,11 @@ class Overview:
         )
 
     def _read_history(self) -> None:
-        """Start reading the record of jobs in a task, if that is due."""
+        """Start a task that reads the record of jobs, if a read is due."""
         loop = asyncio.get_running_loop()
-        if self._reading is None and loop.time() >= self._read_again:
-            self._read_again = loop.time() + _READ_S
-            self._reading = asyncio.create_task(self._read(), name="course of jobs")
+        if self._reading is None and loop.time() >= self._next_read_at:
+            self._next_read_at = loop.time() + _READ_S
+            self._reading = asyncio.create_task(self._read(), name="history of jobs")
 
     async def _read(self) -> None:
         since = (self.now() - _HISTORY_S) // STEP_S * STEP_S
@@ -257,9 +259,9 @@ class Overview:
             for interval in await self.usage.history(since, STEP_S):
                 self._intervals[interval.start] = interval
         except UsageUnavailableError as error:
-            logger.warning("the dashboard has no course of jobs: %s", error)
+            logger.warning("the dashboard has no history of jobs: %s", error)
         except Exception:
-            logger.exception("the dashboard has no course of jobs")
+            logger.exception("the dashboard has no history of jobs")
         finally:
             self._reading = None
 
@@ -267,7 +269,7 @@ class Overview:
 def _generation(
     row: ModelState, generation: str, processor: Processor | None, wall: float
 ) -> ShownGeneration:
-    """Return a model's replicas and queue in one generation, without the users of its jobs."""
+    """Return a model's replicas and queue in one generation, without users."""
     waits_s = processor.expected_wait_s(row.waiting + 1) if processor else None
     oldest = next(iter(processor.queue), None) if processor else None
     used = processor.last_used if processor else None
@@ -294,15 +296,17 @@ def _generation(
 
 
 def _held(replicas: Iterable[Replica], gpu: int | None) -> list[Held]:
-    """Return the bytes that each replica holds of a GPU's memory, or of the CPU's for None."""
-    found = []
+    """Return the bytes of GPU memory that each replica holds; of CPU memory if `gpu` is None."""
+    entries = []
     for replica in replicas:
         place = replica.placed
         held = place.cpu_bytes if gpu is None else place.gpu_mem_bytes_by_id.get(gpu, 0)
         if held:
             name = replica.model.config.repo_id
-            found.append(Held(model=name, replica=place.replica_id, level=place.level, bytes=held))
-    return found
+            entries.append(
+                Held(model=name, replica=place.replica_id, level=place.level, bytes=held)
+            )
+    return entries
 
 
 def _interval(interval: Interval) -> ShownInterval:
@@ -312,14 +316,14 @@ def _interval(interval: Interval) -> ShownInterval:
 
 def _quartiles(classes: Mapping[int, int]) -> list[float] | None:
     """Return the median and the 95th percentile; None without jobs."""
-    found = [percentile(classes, share) for share in (0.5, 0.95)]
-    return [_rounded(each) for each in found if each is not None] or None
+    percentiles = [percentile(classes, share) for share in (0.5, 0.95)]
+    return [_rounded(seconds) for seconds in percentiles if seconds is not None] or None
 
 
 def _rounded(seconds: float) -> float:
-    """Round a duration to two significant digits: an estimate is no better, and changes less often."""
+    """Round to two significant digits, the precision of an estimate; the value then changes less often."""
     return float(f"{seconds:.2g}")
 
 
-def _name_of(value: Any) -> str:
+def _digest(value: Any) -> str:
     return hashlib.sha256(to_json(value)).hexdigest()[:_DIGITS]

@@ -13,10 +13,14 @@ from ndif.probe.prober import Watched
 def watched(controller: Controller, reconciler: Reconciler) -> Iterator[Watched]:
     """Yield dedicated models in their dedicated generations, and an operator's other models while loaded.
 
-    Models, and generations of a dedicated model, that only users have loaded are left out, because probes
+    Models, and generations of dedicated models, that only users have loaded are left out, because probes
     would keep them loaded.
     """
-    serving = {(each.model.key, each.generation) for each in controller.replicas() if each.serving}
+    serving = {
+        (replica.model.key, replica.generation)
+        for replica in controller.replicas()
+        if replica.serving
+    }
     for model in controller.models:
         if model.dedicated:
             generations = reconciler.generations_of(model) if model.deployment.replicas else []

@@ -1,4 +1,4 @@
-"""Publication of the models, their state and their files by the leader, for gateways."""
+"""Publication of models, their state and their files by the leader, for gateways."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATUS, MODELS, FILES = "status", "models", "files"
 
 _INTERVAL_S = 0.5
 _WRITES_PER_LIFE = 3
-"""Writes of an unchanged value within the time in which it would expire."""
+"""Number of writes of an unchanged value during its lifetime in the cache."""
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Publisher:
     life_s: float
     """Seconds until a value expires unless it is written again."""
     coming: Callable[[], Sequence[Window]] = tuple
-    """Returns the calendar's next windows."""
+    """Returns the calendar's coming windows."""
     probes: Histories | None = None
     """The outcomes of the server's own probes."""
     _written: dict[str, tuple[float, Any]] = field(default_factory=dict, init=False)

@@ -1,4 +1,4 @@
-"""The reconciler: brings nodes, dedicated models and numbers of replicas to their desired state."""
+"""The reconciler: brings dedicated models and numbers of replicas to their desired state."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ndif.stores.events import EventLog
 logger = logging.getLogger(__name__)
 
 Kept = Literal["deployed", "booked"]
-"""Reason why a repository stays in each machine's cache of the Hub."""
+"""Reason why a repository stays in each node's cache of the Hub."""
 
 _MAX_BACK_OFF = 32
-"""Maximum wait, in intervals, before a failing dedicated model is deployed again."""
+"""Maximum wait before a failing dedicated model is deployed again, in intervals."""
 _SCALING_INTERVAL_S = 5.0
 _NUMBER = re.compile(r"\d[\d.,:]*")
 _MAX_SUBJECT = 500
-_TOLD_AHEAD = timedelta(days=7)
-"""Time ahead for which clients see the calendar."""
+_SHOWN_AHEAD = timedelta(days=7)
+"""How far ahead clients see the calendar."""
 
 
 @dataclass(eq=False)
 class Reconciler:
-    """Compares the existing state with the desired one at intervals, and requests the difference.
+    """Compares the actual state with the desired state at intervals, and requests the difference.
 
     It discovers nodes, books the models of the calendar, deploys dedicated models that lack replicas, and
     runs the autoscaler. The controller places the replicas.
@@ -48,7 +48,7 @@ class Reconciler:
     dispatcher: Dispatcher
     scaling: Scaling
     source: ScheduleSource | None
-    """The calendar; None without one."""
+    """The calendar's source; None if the server follows no calendar."""
     generations: Callable[[], Sequence[str]]
     """Returns the installed nnsight generations, the newest first."""
     interval_s: float
@@ -56,25 +56,25 @@ class Reconciler:
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
     events: EventLog = field(default_factory=EventLog)
     fetch_ahead: FetchAhead | None = None
-    """Downloads models before their bookings; None: a booking begins with the download."""
+    """Downloads models ahead of their bookings; None if models are downloaded when a booking begins."""
     _schedule: Schedule = field(default_factory=Schedule, init=False)
     _problems: tuple[str, ...] = field(default=(), init=False)
     _failures: dict[Variant, tuple[int, float]] = field(default_factory=dict, init=False)
-    """By variant: deployments in a row without success, and the loop time before which none is tried."""
+    """By variant: the number of consecutive failures, and the loop time of the next attempt."""
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
         try:
             await asyncio.gather(
-                self._every(self.interval_s, self.sync),
-                self._every(min(self.interval_s, _SCALING_INTERVAL_S), self.scaling.step),
+                self._repeat(self.interval_s, self.sync),
+                self._repeat(min(self.interval_s, _SCALING_INTERVAL_S), self.scaling.step),
                 self._follow_schedule(),
             )
         finally:
             if self.fetch_ahead is not None:
                 await self.fetch_ahead.stop()
 
-    async def _every(self, interval_s: float, step: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, interval_s: float, step: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self._run_step(step)
             await asyncio.sleep(interval_s)
@@ -84,10 +84,10 @@ class Reconciler:
             await step()
         except Exception:
             # One failure must not end the loop.
-            logger.exception("the reconciler failed at %s; it goes on", step.__name__)
+            logger.exception("the reconciler failed at %s and continues", step.__name__)
 
     async def _follow_schedule(self) -> None:
-        """Apply each change of the calendar on time, however long the interval."""
+        """Apply each change of the calendar on time, regardless of the interval."""
         while True:
             change = self._schedule.next_change(self.now())
             left_s = self.interval_s
@@ -102,8 +102,8 @@ class Reconciler:
         await self.controller.discover()
         if self.source is not None:
             # Bookings refer to the operator's models, not to models that users requested.
-            known = (model for model in self.controller.models if not model.on_demand)
-            self.source.deployments = tuple(model.config for model in known)
+            models = (model for model in self.controller.models if not model.on_demand)
+            self.source.deployments = tuple(model.config for model in models)
             self._schedule = await self.source.refresh(self.now())
             if self.source.problems != self._problems:
                 self._problems = self.source.problems
@@ -122,14 +122,13 @@ class Reconciler:
         for model in ended:
             self.events.record("booking over", model.config.repo_id, "", "calendar")
             if model.on_demand:
-                model.generations = frozenset()  # users may ask for any
+                model.generations = frozenset()  # users may request any generation
             self.controller.dedicate(model)
         for model in begun:
             self._failures = {v: f for v, f in self._failures.items() if v.model != model.key}
         await self._deploy_missing()
 
     def _fetch_coming(self) -> None:
-        """Start the downloads of models whose bookings begin soon."""
         if self.fetch_ahead is not None and self.generations():
             now = self.now()
             windows = self._schedule.windows(now, now + self.fetch_ahead.ahead)
@@ -146,45 +145,47 @@ class Reconciler:
     async def _deploy_missing(self) -> None:
         """Deploy the dedicated models that lack replicas, before any request asks for them."""
         loop = asyncio.get_running_loop()
-        asked = []
+        requests = []
         for model in self.controller.models:
             if not model.dedicated or model.deployment.replicas < 1:
                 continue
             generations = self.generations_of(model)
-            # If a dedicated replica was lost, another replica may become dedicated in its place.
+            # After the loss of a dedicated replica, another replica may become dedicated instead.
             self.controller.dedicate(model)
             for generation in generations:
-                one = ReplicaRequest(model, generation, model.deployment.replicas)
-                _, not_before = self._failures.get(one.variant, (0, 0.0))
-                if self._is_missing(one) and loop.time() >= not_before:
-                    asked.append(one)
-        if not asked:
+                request = ReplicaRequest(model, generation, model.deployment.replicas)
+                _, not_before = self._failures.get(request.variant, (0, 0.0))
+                if self._is_missing(request) and loop.time() >= not_before:
+                    requests.append(request)
+        if not requests:
             return
-        for one, provided in zip(asked, await self.controller.deploy(asked), strict=True):
-            processor = self.dispatcher.processor(one.model, one.generation)
-            processor.least_replicas = processor.desired_replicas = one.replicas
+        for request, provided in zip(requests, await self.controller.deploy(requests), strict=True):
+            processor = self.dispatcher.processor(request.model, request.generation)
+            processor.least_replicas = processor.desired_replicas = request.replicas
             processor.adopt(provided.replica_ids)
-            # The replicas may still fail to load, so the next attempt waits in any case.
-            failures, _ = self._failures.get(one.variant, (0, 0.0))
+            # The replicas may still fail to load, so the next attempt always waits.
+            failures, _ = self._failures.get(request.variant, (0, 0.0))
             wait_s = self.interval_s * min(2**failures, _MAX_BACK_OFF)
-            self._failures[one.variant] = (failures + 1, loop.time() + wait_s)
+            self._failures[request.variant] = (failures + 1, loop.time() + wait_s)
 
-    def _is_missing(self, asked: ReplicaRequest) -> bool:
-        variant = str(asked.variant)
+    def _is_missing(self, request: ReplicaRequest) -> bool:
+        variant = str(request.variant)
         dedicated = [
-            each
-            for each in self.controller.replicas()
-            if each.placed.model_key == variant and each.placed.dedicated
+            replica
+            for replica in self.controller.replicas()
+            if replica.placed.model_key == variant and replica.placed.dedicated
         ]
-        serving = sum(each.serving for each in dedicated)
-        if serving >= asked.replicas:
-            self._failures.pop(asked.variant, None)
-        return sum(each.serving or each.is_pending for each in dedicated) < asked.replicas
+        serving = sum(replica.serving for replica in dedicated)
+        if serving >= request.replicas:
+            self._failures.pop(request.variant, None)
+        return (
+            sum(replica.serving or replica.is_pending for replica in dedicated) < request.replicas
+        )
 
     def generations_of(self, model: Model) -> list[str]:
-        """Return the generations that a dedicated model is loaded for: its operator's, or the newest.
+        """Return the generations of a dedicated model: the operator's choice, or the newest generation.
 
-        For other generations the model is loaded on demand, and not dedicated.
+        For other generations, the model is loaded on demand and is not dedicated.
         """
         if model.scheduled is not None and model.scheduled.deployed_for:
             return [*model.scheduled.deployed_for]
@@ -193,17 +194,17 @@ class Reconciler:
         return sorted(model.generations)
 
     def coming(self) -> tuple[Window, ...]:
-        """Return the calendar's windows of the next days, as clients see them."""
+        """Return the calendar's windows of the next days, which clients see."""
         now = self.now()
-        return self._schedule.windows(now, now + _TOLD_AHEAD)
+        return self._schedule.windows(now, now + _SHOWN_AHEAD)
 
     def kept_repositories(self) -> dict[str, Kept]:
-        """Return the repositories that no machine may delete from its cache, with the reason for each."""
+        """Return the repositories that no node may delete from its cache, with the reason for each."""
         now, end = self.now(), datetime.max.replace(tzinfo=timezone.utc)
         kept: dict[str, Kept] = {}
         for window in self._schedule.windows(now, end):
             kept |= dict.fromkeys((window.config.repo_id, window.config.checkpoint), "booked")
-        loaded = {id(each.model) for each in self.controller.replicas()}
+        loaded = {id(replica.model) for replica in self.controller.replicas()}
         for model in self.controller.models:
             if model.dedicated or model.deploying or id(model) in loaded:
                 kept |= dict.fromkeys(
@@ -212,7 +213,7 @@ class Reconciler:
         return kept
 
     def scheduled_until(self, model: Model) -> datetime | None:
-        """Return the end of the model's current booking; None without one."""
+        """Return the end of the model's current booking; None without a booking."""
         for window in self._schedule.dedicated_at(self.now()):
             if self.controller.models.find(window.config.key) is model:
                 return window.end
@@ -221,11 +222,11 @@ class Reconciler:
     def problems(self) -> Iterator[Problem]:
         """Yield the problems of the calendar."""
         for text in self._problems:
-            # Mask numbers: the times in the sentence change daily, and the subject must not.
+            # Mask numbers: the times in the text change daily, but the subject must stay the same.
             yield Problem(ProblemKind.PROBLEM, _NUMBER.sub("#", text)[:_MAX_SUBJECT], text)
 
     def schedule_state(self) -> ScheduleState:
-        """Return the calendar's source, problems, next change, and windows of the next days."""
+        """Return the calendar's source, problems, next change and coming windows."""
         change = self._schedule.next_change(self.now())
         return ScheduleState(
             source=None if self.source is None else self.source.name,

@@ -1,4 +1,4 @@
-"""The `Leader` of a gateway in another process, and the leader's side of its calls."""
+"""The `Leader` of a gateway in another process, and the leader's handler of its calls."""
 
 from __future__ import annotations
 
@@ -43,17 +43,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UPDATE, NOTE, DETAILS, STATE = "UPDATE", "NOTE", "MODEL_DETAILS", "OVERVIEW"
-"""Events of the calls that are not operations: `update_of`, `note`, `details` and `next_state`."""
+"""Events of calls that are not operations: `update_of`, `record`, `details` and `next_state`."""
 
-_ASK_S = 1.0
+_CALL_TIMEOUT_S = 1.0
 _NO_SUCH_EVENT = 400
-_STATE_S = 15.0
+_STATE_TIMEOUT_S = 15.0
 """Seconds after which a gateway stops waiting for the leader's next state."""
 _POLL_S = 0.5
-_NOTHING_PUBLISHED = (
-    "No process of this server has come up yet that could run a job. Try again in a moment."
-)
-_SILENT = "The process of this server that leads does not answer now."
+_NOTHING_PUBLISHED = "No process of this server can run a job yet. Try again in a moment."
+_NO_ANSWER = "The leader of this server does not answer now."
 _MAX_QUOTED = 100
 """Characters of an unknown event's name that an error repeats."""
 
@@ -80,7 +78,9 @@ class RemoteLeader:
         timeout_s: float,
         stop: Callable[[], None],
     ) -> None:
-        """Users may have the models of `repositories` loaded; `stop` ends the server.
+        """Connect a gateway to the leader; `stop` ends the server.
+
+        `repositories` decides which models users may load.
 
         Read-only operations time out after `timeout_s`; operations that change something do not.
         """
@@ -105,7 +105,7 @@ class RemoteLeader:
         return self._models
 
     async def status(self) -> ServerStatus:
-        """Return the published status; wait for the first one, at most `timeout_s`."""
+        """Return the published status; wait up to `timeout_s` for the first status."""
         deadline = time.monotonic() + self._timeout_s
         while (status := await self._cache.read(STATUS, msgspec.Raw)) is None:
             if time.monotonic() > deadline:
@@ -119,9 +119,11 @@ class RemoteLeader:
         return self._status
 
     async def details(self, key: ModelKey) -> ModelDetails:
-        silent = f"The leader did not answer within {format_duration(self._timeout_s)}."
-        told = await _within(self._rpc.ask(DETAILS, {"key": str(key)}), self._timeout_s, silent)
-        return ModelDetails.read(msgspec.json.decode(told))
+        no_answer = f"The leader did not answer within {format_duration(self._timeout_s)}."
+        content = await _within(
+            self._rpc.ask(DETAILS, {"key": str(key)}), self._timeout_s, no_answer
+        )
+        return ModelDetails.read(msgspec.json.decode(content))
 
     async def connected(self) -> bool:
         from ndif.stores.leader import somebody_leads
@@ -133,60 +135,62 @@ class RemoteLeader:
         if isinstance(operation, Stop):
             self._stop()
             return Stopping(stopping=True)
-        asked = self._rpc.ask(operation.event, operation.model_dump(mode="json"))
+        call = self._rpc.ask(operation.event, operation.model_dump(mode="json"))
         if operation.method == "GET":
             limit = format_duration(self._timeout_s)
-            silent = (
+            no_answer = (
                 f"The leader did not answer within {limit} (STATUS_REQUEST_TIMEOUT_S); "
-                "`ndif logs dispatcher` says what it does."
+                "`ndif logs dispatcher` shows its log."
             )
-            asked = _within(asked, self._timeout_s, silent)
-        return answer.from_json(operation.answer, await asked)
+            call = _within(call, self._timeout_s, no_answer)
+        return answer.from_json(operation.answer, await call)
 
     async def update_of(self, request_id: str, stored: Status | None) -> StoredResponse | None:
         is_known = await self._broker.knows(request_id)
-        # A stored response without a record in the broker, and not held by the leader: the job is lost.
+        # A job with a stored response, but unknown to the broker and the leader, is lost.
         if (is_known and stored in RUNS) or not (is_known or stored):
             return None
         question = {"request_id": request_id, "is_stored": stored is not None}
         try:
-            told = from_json(_Update, await within(self._rpc.ask(UPDATE, question), _ASK_S))
+            reply = from_json(
+                _Update, await within(self._rpc.ask(UPDATE, question), _CALL_TIMEOUT_S)
+            )
         except (OperationError, asyncio.TimeoutError):
             return None
-        if told.held or is_known:
-            return told.update
+        if reply.held or is_known:
+            return reply.update
         return StoredResponse(envelope_fields(Response(request_id, Status.ERROR, LOST)), "")
 
     async def record(self, events: Sequence[OperatorsEvent]) -> None:
         """See `Leader.record`; without a leader, the events go only to this process's log."""
         try:
-            asked = self._rpc.ask(NOTE, {"events": [asdict(each) for each in events]})
-            await within(asked, _ASK_S)
+            call = self._rpc.ask(NOTE, {"events": [asdict(event) for event in events]})
+            await within(call, _CALL_TIMEOUT_S)
         except (OperationError, asyncio.TimeoutError):
-            for each in events:
+            for event in events:
                 logger.warning(
-                    "Not noted, for nobody leads: %s %s, by %s: %s",
-                    *(each.kind, each.subject, each.by, each.text),
+                    "The event was not recorded, because there is no leader: %s %s, by %s: %s",
+                    *(event.kind, event.subject, event.by, event.text),
                 )
 
-    async def next_state(self, seen: str, users: Sequence[str]) -> NextState:
-        asked = self._rpc.ask(STATE, {"seen": seen, "users": list(users)})
-        return answer.from_json(NextState, await _within(asked, _STATE_S, _SILENT))
+    async def next_state(self, last_name: str, users: Sequence[str]) -> NextState:
+        call = self._rpc.ask(STATE, {"seen": last_name, "users": list(users)})
+        return answer.from_json(NextState, await _within(call, _STATE_TIMEOUT_S, _NO_ANSWER))
 
 
-async def _within(asked: Coroutine[Any, Any, bytes], limit_s: float, silent: str) -> bytes:
-    """Return the leader's answer; raise an OperationError (504) that says `silent` after `limit_s`."""
+async def _within(call: Coroutine[Any, Any, bytes], limit_s: float, no_answer: str) -> bytes:
+    """Return the leader's answer; raise an OperationError (504) with `no_answer` after `limit_s`."""
     try:
-        return await within(asked, limit_s)
+        return await within(call, limit_s)
     except asyncio.TimeoutError as error:
-        raise OperationError(504, silent) from error
+        raise OperationError(504, no_answer) from error
 
 
 async def answer_call(control: ControlPlane, event: str, arguments: Mapping[str, Any]) -> bytes:
-    """Perform a call of a `RemoteLeader` and return the answer as JSON.
+    """Perform a call from a `RemoteLeader` and return the answer as JSON.
 
     Raises:
-        OperationError: If there is no such event, or the operation fails.
+        OperationError: If no such event exists, or the operation fails.
     """
     if event == UPDATE:
         request_id = str(arguments["request_id"])
@@ -194,8 +198,8 @@ async def answer_call(control: ControlPlane, event: str, arguments: Mapping[str,
         update = dispatcher.update_of(request_id, is_stored=arguments["is_stored"])
         return to_json(_Update(dispatcher.holds(request_id), update))
     if event == NOTE:
-        for each in arguments["events"]:
-            control.events.add(OperatorsEvent(**each))
+        for fields in arguments["events"]:
+            control.events.add(OperatorsEvent(**fields))
         return b"{}"
     if event == DETAILS:
         key = ModelKey.parse(str(arguments["key"]))

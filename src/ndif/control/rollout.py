@@ -1,4 +1,4 @@
-"""Rollouts: the replacement of a model's replicas by replicas with new settings."""
+"""Rollouts: replacement of a model's replicas with replicas that have new settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ndif.tasks import end, start
 logger = logging.getLogger(__name__)
 
 _WHY = f"{OPERATORS}deploys it with other settings"
-_FAILED = f"{OPERATORS}takes back settings that failed"
+_FAILED = f"{OPERATORS}reverts settings that failed"
 _LOST = "A replica was lost while it was loaded."
 
 
@@ -34,18 +34,18 @@ class RolledOut:
     request: ReplicaRequest
     result: ProvisionResult
     is_down: bool = False
-    """True if there was no room for old and new replicas at once, so that none serves for a time."""
+    """True if no replica serves for a time, because old and new replicas did not fit at once."""
     down_s: float | None = None
-    """Seconds of that time: expected, or measured once the rollout has ended; None if unknown."""
+    """Seconds without a serving replica: expected, or measured once the rollout ends; None if unknown."""
 
 
 @dataclass(eq=False)
 class Rollouts:
     """Replaces the replicas of models; a model has one rollout at a time.
 
-    If there is room for both, the old replicas serve until the new ones do. Otherwise the old ones leave
-    first. If a new one cannot be loaded, the model returns to its old settings, and to its old replicas or
-    equal ones. Waiting requests stay in the queue throughout.
+    If old and new replicas fit at once, the old replicas serve until the new ones do. Otherwise the old
+    replicas are evicted first. If a new replica cannot be loaded, the model returns to its old settings,
+    with its old replicas or equal ones. Waiting requests stay in the queue throughout.
     """
 
     controller: Controller
@@ -58,7 +58,7 @@ class Rollouts:
     async def roll_out(
         self, model: Model, config: DeploymentConfig, generations: Sequence[str], *, wait: bool
     ) -> list[RolledOut]:
-        """Give a model new settings, and replace all its replicas by ones in these generations.
+        """Give a model new settings, and replace its replicas with new ones in these generations.
 
         Return once the new replicas are placed, or with `wait` once they serve or have failed. The rollout
         continues if the caller is cancelled.
@@ -93,7 +93,7 @@ class Rollouts:
 
 
 class _Rollout:
-    """One rollout, with the model's state before it, which is restored if it fails."""
+    """One rollout and the model's previous state, which is restored if the rollout fails."""
 
     def __init__(
         self,
@@ -110,40 +110,44 @@ class _Rollout:
         self._before = model.config, model.generations
         self._withdrawals = model.withdrawals
         # An evicted replica may still finish its last requests, but has no place in the cluster.
-        of_model = [
-            each
-            for each in controller.replicas()
-            if each.model is model and controller.cluster.find(each.placed.key) is not None
+        own_replicas = [
+            replica
+            for replica in controller.replicas()
+            if replica.model is model and controller.cluster.find(replica.placed.key) is not None
         ]
-        self._serving = [each for each in of_model if each.serving]
-        """Old replicas that serve; if there is room, they stay until the new ones serve."""
-        self._others = [each for each in of_model if not each.serving]
+        self._serving = [replica for replica in own_replicas if replica.serving]
+        """Old replicas that serve; if memory suffices, they stay until the new replicas serve."""
+        self._others = [replica for replica in own_replicas if not replica.serving]
         self._counts = Counter(
-            each.generation for each in of_model if each.placed.level is DeploymentLevel.HOT
+            replica.generation
+            for replica in own_replicas
+            if replica.placed.level is DeploymentLevel.HOT
         )
         self._processors = {
-            each: dispatcher.processor(model, each) for each in {*self._counts, *generations}
+            generation: dispatcher.processor(model, generation)
+            for generation in {*self._counts, *generations}
         }
         self._scales = {
-            generation: (each.least_replicas, each.desired_replicas)
-            for generation, each in self._processors.items()
+            generation: (processor.least_replicas, processor.desired_replicas)
+            for generation, processor in self._processors.items()
         }
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Keep the model's requests waiting until the end of the block, whatever its replicas do."""
+        """Keep the model's requests in the queue until the end of the block, even without replicas."""
         with contextlib.ExitStack() as holds:
             for processor in self._processors.values():
                 holds.enter_context(processor.holding())
             yield
 
     async def run(self, placed: asyncio.Future[list[RolledOut]]) -> list[RolledOut]:
-        """Roll out and return the results; set those of `placed` as soon as the new replicas are placed."""
+        """Roll out and return the results; set the result of `placed` once the new replicas are placed."""
         model, loop = self._model, asyncio.get_running_loop()
         model.config, model.on_demand = self._config, False
         model.generations |= {*self._generations}
         requests = [
-            ReplicaRequest(model, each, self._config.replicas) for each in self._generations
+            ReplicaRequest(model, generation, self._config.replicas)
+            for generation in self._generations
         ]
         evicted = self._evict(self._others, _WHY)
         provided = await self._controller.deploy_beside(requests) if self._serving else None
@@ -152,36 +156,43 @@ class _Rollout:
             if self._serving:
                 down_since = loop.time()
                 down_s = max(model.load_s.values(), default=None)
-                logger.warning("%s is down until it is loaded with its new settings", self._name)
+                logger.warning(
+                    "%s does not serve until it is loaded with its new settings", self._name
+                )
             evicted += self._evict(self._serving, _WHY)
             provided = await self._controller.deploy(requests)
         results = [
-            RolledOut(request, _after(result, evicted), down_since is not None, down_s)
+            RolledOut(request, _with_evictions(result, evicted), down_since is not None, down_s)
             for request, result in zip(requests, provided, strict=True)
         ]
-        for each in results:
-            self._adopt(each.request, each.result)
+        for outcome in results:
+            self._adopt(outcome.request, outcome.result)
         self._controller.dedicate(model)
         if not placed.done():
             placed.set_result(results)
-        results = [replace(each, result=await self._until_up(each)) for each in results]
+        results = [replace(outcome, result=await self._until_up(outcome)) for outcome in results]
         if down_since is not None:
             took_s = loop.time() - down_since
-            results = [replace(each, down_s=took_s) for each in results]
+            results = [replace(outcome, down_s=took_s) for outcome in results]
         if self._is_overtaken:
             return results
-        failed = next((each.result.problem for each in results if each.result.problem), None)
+        failed = next(
+            (outcome.result.problem for outcome in results if outcome.result.problem), None
+        )
         if failed is not None:
-            await self._return_from(results)
+            await self._roll_back(results)
             reason = failed.removesuffix(".")  # a library's message may have no full stop
             sentence = f"{reason}. {await self._restore()}"
             return [
-                replace(each, result=replace(each.result, replica_ids=(), problem=sentence))
-                for each in results
+                replace(outcome, result=replace(outcome.result, replica_ids=(), problem=sentence))
+                for outcome in results
             ]
         if down_since is None:
-            left = self._evict(self._serving, _WHY)
-            results = [replace(each, result=_after(each.result, left)) for each in results]
+            evicted_last = self._evict(self._serving, _WHY)
+            results = [
+                replace(outcome, result=_with_evictions(outcome.result, evicted_last))
+                for outcome in results
+            ]
         self._controller.dedicate(model)
         return results
 
@@ -191,11 +202,11 @@ class _Rollout:
 
     @property
     def _is_overtaken(self) -> bool:
-        """True if an operator has evicted the model since, or it proved to be the same as another model."""
+        """True if an operator has since evicted the model, or it turned out to be another model."""
         return self._model.withdrawals > self._withdrawals or self._model.same_as is not None
 
     def _evict(self, replicas: Sequence[Replica], why: str) -> tuple[ReplicaKey, ...]:
-        keys = [each.placed.key for each in replicas]
+        keys = [replica.placed.key for replica in replicas]
         return self._controller.evict(replica_keys=keys, cold=True, why=why) if keys else ()
 
     def _adopt(self, request: ReplicaRequest, result: ProvisionResult) -> None:
@@ -219,12 +230,12 @@ class _Rollout:
             problem = request.model.problems.get(request.generation, _LOST)
         return replace(result, replica_ids=tuple(up), problem=problem)
 
-    async def _return_from(self, results: Sequence[RolledOut]) -> None:
+    async def _roll_back(self, results: Sequence[RolledOut]) -> None:
         """Evict the new replicas and restore the model's old settings."""
         new = [
-            (str(each.request.variant), replica_id)
-            for each in results
-            for replica_id in each.result.replica_ids
+            (str(outcome.request.variant), replica_id)
+            for outcome in results
+            for replica_id in outcome.result.replica_ids
         ]
         if new:
             self._controller.evict(replica_keys=new, cold=True, why=_FAILED)
@@ -234,21 +245,21 @@ class _Rollout:
             self._model.problems.pop(generation, None)
 
     async def _restore(self) -> str:
-        """Replace the old replicas that are gone; return a sentence with the outcome."""
+        """Load missing old replicas again; return the outcome as a sentence."""
         cluster = self._controller.cluster
-        there = Counter(
-            each.generation
-            for each in self._serving
-            if each.serving and cluster.find(each.placed.key) is not None
+        serving = Counter(
+            replica.generation
+            for replica in self._serving
+            if replica.serving and cluster.find(replica.placed.key) is not None
         )
         requests = [
             ReplicaRequest(self._model, generation, count)
             for generation, count in self._counts.items()
-            if there[generation] < count
+            if serving[generation] < count
         ]
         if not requests:
             self._controller.dedicate(self._model)
-            return f"{self._name!r} serves on with the settings from before."
+            return f"{self._name!r} continues to serve with its previous settings."
         provided = await self._controller.deploy(requests)
         for request, result in zip(requests, provided, strict=True):
             self._adopt(request, result)
@@ -257,12 +268,11 @@ class _Rollout:
             await self._until_up(RolledOut(request, result))
             for request, result in zip(requests, provided, strict=True)
         ]
-        failed = next((each.problem for each in results if each.problem), None)
+        failed = next((result.problem for result in results if result.problem), None)
         if failed is None:
-            return f"{self._name!r} was loaded again with the settings from before."
-        return f"With the settings from before it could not be loaded again: {failed}"
+            return f"{self._name!r} was loaded again with its previous settings."
+        return f"It could not be loaded again with its previous settings: {failed}"
 
 
-def _after(result: ProvisionResult, evicted: Sequence[ReplicaKey]) -> ProvisionResult:
-    """Return the result with `evicted` added to its evicted replicas."""
+def _with_evictions(result: ProvisionResult, evicted: Sequence[ReplicaKey]) -> ProvisionResult:
     return replace(result, evicted=tuple(dict.fromkeys((*evicted, *result.evicted))))

@@ -1,4 +1,4 @@
-"""The state of a server, its queues and its jobs, built from the controller and the dispatcher."""
+"""The state of a server, its queues and its jobs, read from the controller and the dispatcher."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ndif.schema.step import Step
 
 
 def current_problems(controller: Controller) -> Iterator[Problem]:
-    """Yield the problems of GPUs, and of models that failed to load."""
+    """Yield the problems of GPUs, and the problems of models that failed to load."""
     yield from controller.device_problems()
     for model in controller.models:
         for generation, text in model.problems.items():
@@ -52,49 +52,53 @@ def current_problems(controller: Controller) -> Iterator[Problem]:
             yield Problem(ProblemKind.LOAD_FAILED, subject, text)
 
 
-def sentences(found: Iterable[Problem]) -> list[str]:
-    """Return the distinct texts of problems; two generations may share one, such as a lack of room."""
-    return list(dict.fromkeys(each.text for each in found))
+def sentences(problems: Iterable[Problem]) -> list[str]:
+    """Return the texts of problems without duplicates; two generations may have the same problem."""
+    return list(dict.fromkeys(problem.text for problem in problems))
 
 
 def node_states(controller: Controller) -> list[NodeState]:
-    """Return the state of every machine."""
+    """Return the state of every node."""
     return [node_state(node) for node in controller.cluster.nodes.values()]
 
 
 def node_state(node: Node) -> NodeState:
-    """Return the state of one machine."""
-    found = node.resources
-    gpus = zip(found.gpu_bytes, found.free_gpu_bytes, found.gpu_uuids, strict=True)
+    """Return the state of one node."""
+    resources = node.resources
+    gpus = zip(resources.gpu_bytes, resources.free_gpu_bytes, resources.gpu_uuids, strict=True)
     return NodeState(
         id=node.id,
         name=node.name,
         gpus=[
-            GpuState(bytes=total, free_bytes=free, uuid=uuid, withdrawn=index in found.withdrawn)
+            GpuState(
+                bytes=total, free_bytes=free, uuid=uuid, withdrawn=index in resources.withdrawn
+            )
             for index, (total, free, uuid) in enumerate(gpus)
         ],
-        gpu_context_bytes=found.context_bytes,
-        cpu=MemoryState(bytes=found.cpu_bytes, free_bytes=found.free_cpu_bytes),
+        gpu_context_bytes=resources.context_bytes,
+        cpu=MemoryState(bytes=resources.cpu_bytes, free_bytes=resources.free_cpu_bytes),
     )
 
 
 def model_states(
     controller: Controller, dispatcher: Dispatcher, histories: Histories | None = None
 ) -> list[ModelState]:
-    """Return the state of every model by generation; the generation is None if none is in use."""
+    """Return the state of every model by generation; the generation is None for a model not in use."""
     replicas = controller.replicas()
-    found = []
+    states = []
     for model in controller.models:
-        mine = [each for each in replicas if each.model is model]
-        generations: set[str | None] = {each.generation for each in mine}
+        own_replicas = [replica for replica in replicas if replica.model is model]
+        generations: set[str | None] = {replica.generation for replica in own_replicas}
         generations |= model.problems.keys()
         processors = dispatcher.processors.values()
         generations |= {p.variant.generation for p in processors if p.model is model}
-        found += [
-            _model(controller, dispatcher, model, generation, mine, histories or Histories())
+        states += [
+            _model(
+                controller, dispatcher, model, generation, own_replicas, histories or Histories()
+            )
             for generation in sorted(generations, key=str) or [None]
         ]
-    return found
+    return states
 
 
 def _model(
@@ -124,9 +128,9 @@ def _model(
         problem=model.problems.get(generation or ""),
         probe=histories.for_operator(Target.of(key, generation or "")),
         replicas=[
-            _replica(each, running.get(each.placed.replica_id))
-            for each in replicas
-            if each.generation == generation
+            _replica(replica, running.get(replica.placed.replica_id))
+            for replica in replicas
+            if replica.generation == generation
         ],
     )
 
@@ -134,7 +138,7 @@ def _model(
 def _processor_status(
     controller: Controller, processor: Processor | None
 ) -> ProcessorStatus | None:
-    """Return a processor's status; PROVISIONING also while an operator's replicas are not placed yet."""
+    """Return a processor's status: PROVISIONING also while requested replicas have no place yet."""
     if processor is None:
         return None
     is_sought = processor.variant in controller.undecided(processor.model)
@@ -146,13 +150,13 @@ def _processor_status(
 def _replica(replica: Replica, request_id: str | None) -> ReplicaStatus:
     place = replica.placed
     is_warm = place.level is DeploymentLevel.WARM
-    done, total = replica.progress or (None, None)
+    loaded, total = replica.progress or (None, None)
     return project(
         ReplicaStatus,
         place,
         state=place.level.value if is_warm else replica.state.value,
         gpu_mem_bytes_by_id={str(gpu): held for gpu, held in place.gpu_mem_bytes_by_id.items()},
-        done=done,
+        done=loaded,
         total=total,
         request_id=request_id,
     )
@@ -196,11 +200,11 @@ def _queue(processor: Processor) -> QueueState:
 def queue_waits(dispatcher: Dispatcher) -> list[QueueWait]:
     """Return the waits of each queue, at a cost independent of the number of requests."""
     wall = _wall()
-    found = []
+    waits = []
     for processor in dispatcher.processors.values():
         oldest = next(iter(processor.queue), None)
         dispatched = [wall + job.run_since for job in processor.replicas.runs]
-        found.append(
+        waits.append(
             QueueWait(
                 label=processor.model.config.key.label,
                 generation=processor.variant.generation,
@@ -209,7 +213,7 @@ def queue_waits(dispatcher: Dispatcher) -> list[QueueWait]:
                 last_dispatched=max(dispatched, default=None),
             )
         )
-    return found
+    return waits
 
 
 def _wall() -> float:
@@ -218,7 +222,7 @@ def _wall() -> float:
 
 
 def unfinished_jobs(dispatcher: Dispatcher, user: str | None) -> list[JobState]:
-    """Return the unfinished jobs of a user, or of all for None, newest first."""
+    """Return the unfinished jobs of a user, or of all users for None, newest first."""
     places: dict[str, tuple[int, float | None]] = {}
     for processor in dispatcher.processors.values():
         for job, position in processor.queue.positions():

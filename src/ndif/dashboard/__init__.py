@@ -1,1 +1,1 @@
-"""The dashboard: the page at /, its files, and the live state that it shows."""
+"""The dashboard: the page at /, its files, and its live state."""

@@ -1,4 +1,4 @@
-"""Access control of the dashboard, and the user whose jobs a viewer sees."""
+"""Access control of the dashboard; viewers and their users."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ndif.stores.accounts import Account, Accounts, NoSuchKeyError
 Mode = Literal["public", "login", "off"]
 
 _LOG_IN = (
-    "The state of this server is for its users: send an API key as the header ndif-api-key, or enter it on "
-    "the page at /. The server's operator has keys to give."
+    "Only users of this server may see its state: send an API key in the header ndif-api-key, or enter it "
+    "on the page at /. The server's operator issues keys."
 )
 
 
 def mode_of(settings: Settings, host: str, *, many_users: bool) -> Mode:
-    """Return who may see the dashboard of a server that listens on `host`.
+    """Return the mode of the dashboard of a server that listens on `host`.
 
-    The setting decides. Without it, the dashboard is public if only this machine reaches the server, or if
-    the server has one user (not `many_users`); else it needs a login.
+    The setting decides. Without the setting, the dashboard is public if only this machine reaches the
+    server, or if the server has one user (not `many_users`). Otherwise it requires a login.
     """
     if settings.dashboard is not None:
         return settings.dashboard
@@ -36,34 +36,34 @@ def mode_of(settings: Settings, host: str, *, many_users: bool) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """The person who looks at the dashboard."""
+    """A viewer of the dashboard."""
 
     account: Account | None = None
     """None for a viewer without an account."""
     is_known: bool = False
-    """True if the account belongs to this viewer alone, so that its jobs may be shown."""
+    """True if the account belongs to this viewer alone, so that the viewer may see its jobs."""
 
     @property
     def user(self) -> str | None:
-        """Return the user whose jobs the viewer sees; None if the viewer sees none."""
+        """Return the user whose jobs the viewer sees; None if the viewer sees no jobs."""
         return self.account.user if self.account is not None and self.is_known else None
 
 
 @dataclass(frozen=True)
 class Access:
-    """Decides by API key, or by further checks, who sees the state of the server."""
+    """Admits viewers of the server's state by API key or by further checks."""
 
     mode: Mode
     accounts: Accounts
     checks: list[Callable[[HTTPConnection], bool]] = field(default_factory=list)
-    """Checks that admit a viewer without a key, such as by an operator's session."""
+    """Checks that admit a viewer without a key, such as a check of an operator's session."""
 
     async def viewer(self, http: HTTPConnection) -> Viewer:
-        """Return the viewer who sends a request.
+        """Return the viewer that sends a request.
 
         Raises:
-            NoSuchKeyError: If the request has a wrong key, even if the dashboard is public.
-            HttpError: 401, if the dashboard needs a key, and the request has none and passes no check.
+            NoSuchKeyError: If the request has a wrong key, even on a public dashboard.
+            HttpError: 401, if the dashboard needs a key, and the request has no key and passes no check.
         """
         caller = caller_of(http)
         try:
@@ -74,5 +74,5 @@ class Access:
             if self.mode == "public" or any(check(http) for check in self.checks):
                 return Viewer()
             raise HttpError(401, _LOG_IN) from None
-        # A caller with neither is known by address only, which several users may share.
+        # A caller without key and uid is known only by its address, which several users may share.
         return Viewer(account, bool(account.key) or caller.uid is not None)

@@ -1,4 +1,4 @@
-"""The dashboard of one process, assembled from its parts."""
+"""The dashboard of one gateway process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ndif.stores.accounts import Accounts
 class Dashboard:
     """The page at `/`, its files and its live state.
 
-    Owns the feed, which requests the state while pages are open. Cancellation and results of jobs use the
-    same routes as every client.
+    Owns the feed, which requests the state while pages are open. The page cancels jobs and downloads
+    results through the routes for all clients.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Dashboard:
         host: str,
         many_users: bool,
     ) -> None:
-        """Prepare the dashboard of a server that listens on `host`; nothing runs until a page is open.
+        """Prepare the dashboard of a server that listens on `host`; no task runs until a page is open.
 
         `many_users`: True for a server of many users, False for a server of one user.
         """
@@ -47,7 +47,7 @@ class Dashboard:
         self.access = Access(mode, accounts)
         self.pages = DashboardFiles()
         self._operators_at: tuple[int, ...] | None = ()
-        """Ports that have the operator's routes; None for every port."""
+        """Ports that serve the operator's routes; None for every port."""
         self._feed = Feed(next_state)
         self._facts = ServerFacts(runtimes, mode, many_users and not settings.dev_mode)
         self._events = EventRoutes(
@@ -55,23 +55,26 @@ class Dashboard:
         )
 
     def admit(self, is_operator: Callable[[HTTPConnection], bool], port: int | None) -> None:
-        """Show operators the dashboard, and their own views on `port`; None: on every port."""
+        """Admit operators, and show their views on `port`; None: on every port."""
         self.access.checks.append(is_operator)
         self._operators_at = (port,) if port is not None else None
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes; none if the dashboard is off."""
+        """Return the routes; an empty list if the dashboard is off."""
         if self.access.mode == "off":
             return []
         return [ApiRoute("/", self.index, PAGE), *self._events.routes(), *self.pages.routes()]
 
     async def index(self, http: Request) -> Response:
-        """Answer with the page, without a login: it contains only facts that every client may have."""
+        """Answer with the page, without a login: the page contains only public facts."""
         facts = json.dumps(to_plain(await self._facts.describe()))
         _, port = http.scope.get("server") or ("", None)
-        is_theirs = self._operators_at is None or port in self._operators_at
+        has_operator_routes = self._operators_at is None or port in self._operators_at
         return self.pages.page(
-            "index.html", http, server=facts, operators="here" if is_theirs else "elsewhere"
+            "index.html",
+            http,
+            server=facts,
+            operators="here" if has_operator_routes else "elsewhere",
         )
 
     def close(self) -> None:

@@ -29,12 +29,12 @@ from ndif.stores.accounts import AccountsUnavailableError, NoSuchKeyError, TooMa
 from ndif.tasks import end
 
 _BEAT_S = 15.0
-"""Seconds between heartbeats of an idle stream, and between checks that its viewer still has access."""
+"""Seconds between heartbeats of an idle stream, and between checks of its viewer's access."""
 _BEAT = b":\n\n"
 _STATE = Description(
     "the server",
     "The state that the dashboard shows",
-    f"{name_of('dashboard')} says who may read it: everybody, or users with an API key.",
+    f"{name_of('dashboard')} sets whether all clients may read it, or only users with an API key.",
     refusals={
         401: "The API key is missing or unknown.",
         429: "Too many wrong keys came from this address.",
@@ -44,10 +44,10 @@ _STATE = Description(
 )
 _EVENTS = DescribedChannel(
     "/dashboard/events (the state, live)",
-    "Server-sent events. Each is named for a part of what `GET /dashboard/state` answers with and has that "
-    "part, whole, as its data: all parts but `server` first, then those that change. `me` tells of the "
-    "holder of the key, `jobs` has the unfinished jobs of that user alone, as "
-    "`GET /requests` has them, and `away` a sentence if nothing is known of the server at the moment.",
+    "Server-sent events. An event has the name of a part of the answer of `GET /dashboard/state`, and the "
+    "complete part as its data. All parts except `server` are sent first, then each part that changes. "
+    "`me` describes the user of the key, `jobs` contains only that user's unfinished jobs, in the form of "
+    "`GET /requests`, and `away` has the reason, as a sentence, if the state is unavailable.",
 )
 
 
@@ -69,7 +69,7 @@ class EventRoutes:
         ]
 
     async def state(self, http: Request) -> State:
-        """Answer with the state as it is now."""
+        """Answer with the current state."""
         await self.access.viewer(http)
         return project(State, await self.feed.state(), server=await self.facts.describe())
 
@@ -91,12 +91,12 @@ class EventRoutes:
 
 
 class _EventStream(Response):
-    """A stream that ends when its client leaves, the server stops or the viewer loses access."""
+    """An event stream that ends when its client leaves, the server stops or the viewer loses access."""
 
     def __init__(self, routes: EventRoutes, http: Request, viewer: Viewer, first: bytes) -> None:
         super().__init__(
             media_type="text/event-stream",
-            # A proxy that buffers answers would hold back every event.
+            # A proxy that buffers answers would delay every event.
             headers={"X-Accel-Buffering": "no"},
         )
         del self.headers["Content-Length"]
@@ -112,7 +112,7 @@ class _EventStream(Response):
             self._routes.feed.subscribe(self._viewer.user) as subscriber,
         ):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            leaving = asyncio.create_task(_until_gone(receive, subscriber), name="page")
+            leaving = asyncio.create_task(_wait_for_disconnect(receive, subscriber), name="page")
             try:
                 await _send_part(send, self._first)
                 looked_up = time.monotonic()
@@ -128,17 +128,17 @@ class _EventStream(Response):
                 await end([leaving])
 
     async def _may_see(self) -> bool:
-        """Return False if the viewer's key was revoked, or an operator's session is over."""
+        """Return False if the viewer's key was revoked, or an operator's session has expired."""
         try:
             viewer = await self._routes.access.viewer(self._http)
         except AccountsUnavailableError:
-            return True  # the key was valid, and may still be
+            return True  # the key was valid, and may still be valid
         except (HttpError, NoSuchKeyError, TooManyGuessesError):
             return False
         return viewer.user == self._viewer.user
 
 
-async def _until_gone(receive: Receive, subscriber: Subscriber) -> None:
+async def _wait_for_disconnect(receive: Receive, subscriber: Subscriber) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     subscriber.close()

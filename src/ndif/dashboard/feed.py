@@ -1,4 +1,4 @@
-"""The live state for the open pages of this process: one request for all pages, only changes are sent."""
+"""The live state of the open pages of this process, which share one request and receive changes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ndif.tasks import end, within
 logger = logging.getLogger(__name__)
 
 Next = Callable[[str, Sequence[str]], Awaitable[NextState]]
-"""Takes the name of the last state and user names; returns the next state and the users' unfinished jobs.
+"""Takes the name of the last state, and user names; returns the next state and the users' jobs.
 
 See `ndif.control.leader.Leader.next_state`.
 """
 
 JOBS, AWAY = "jobs", "away"
-"""Names of further events: the viewer's jobs, and the reason why there is no state."""
+"""Names of further events: the viewer's jobs, and the reason why the state is unavailable."""
 _RETRY_S = 5.0
 _FRESH_S = 10.0
-"""Greatest age of the last state that a new page gets while it waits for the next."""
+"""Maximum age of the last state that a new page gets while it waits for the next one, in seconds."""
 _NO_STATE = "The server failed to describe its state; its log says why."
 
 
 class Subscriber:
-    """One open page and its unsent events: the latest one of each name.
+    """One open page and its unsent events: the latest event of each name.
 
-    A page that reads slowly skips states, and never holds more than one event of a name. A page gets no
+    A page that reads slowly skips states; at most one event of each name waits. A page never gets the same
     event twice in a row.
     """
 
@@ -48,13 +48,13 @@ class Subscriber:
         self._arrived = asyncio.Event()
 
     def put(self, name: str, event: bytes) -> None:
-        """Queue an event, in place of an unsent one of the same name, unless it is the last one again."""
+        """Queue an event in place of an unsent one of the same name, unless it repeats the last one."""
         if self._last.get(name) != event:
             self._last[name] = self._waiting[name] = event
             self._arrived.set()
 
     def put_unavailable(self, event: bytes) -> None:
-        """Queue the event that there is no state; every part of the next state is sent anew."""
+        """Queue the event that the state is unavailable; the next state is sent completely."""
         self._last.clear()
         self.put(AWAY, event)
 
@@ -64,7 +64,7 @@ class Subscriber:
         self._arrived.set()
 
     async def next(self, within_s: float) -> bytes:
-        """Return the unsent events; without any, wait up to `within_s` or until the stream closes."""
+        """Return the unsent events; without events, wait up to `within_s` or until the stream closes."""
         if not self._waiting and not self.is_closed:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(self._arrived.wait(), within_s)
@@ -86,12 +86,12 @@ class Feed:
         self._jobs: dict[str, bytes] = {}
         self._taken_at = float("-inf")
         self._users_changed = asyncio.Event()
-        self._asking: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @contextlib.contextmanager
     def subscribe(self, user: str | None) -> Iterator[Subscriber]:
-        """Yield a subscriber that gets the whole state first, then its changes."""
+        """Yield a subscriber that gets the whole state first, then the changes."""
         subscriber = Subscriber(user)
         if self._is_closed:
             subscriber.close()
@@ -103,56 +103,58 @@ class Feed:
         self._subscribers.add(subscriber)
         if user is not None:
             self._users_changed.set()
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask_forever(), name="dashboard")
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow_state(), name="dashboard")
         try:
             yield subscriber
         finally:
             self._subscribers.discard(subscriber)
             if not self._subscribers:
-                self._asking.cancel()
-                self._asking = None
+                self._following.cancel()
+                self._following = None
 
     async def state(self) -> PublicState:
-        """Return the state as it is now."""
-        found = (await self._next("", ())).state
-        if found is None:  # None means that the named state is unchanged, and "" names no state
+        """Return the current state."""
+        state = (await self._next("", ())).state
+        if state is None:  # None means that the named state is unchanged, but "" names no state
             raise RuntimeError(_NO_STATE)
-        return found
+        return state
 
     def close(self) -> None:
-        """End every stream, also of pages that open later: the server stops."""
+        """End every stream, also of later pages, because the server stops."""
         self._is_closed = True
         for subscriber in self._subscribers:
             subscriber.close()
 
-    async def _ask_forever(self) -> None:
-        seen = ""
+    async def _follow_state(self) -> None:
+        last_name = ""
         while True:
-            users = sorted({each.user for each in self._subscribers if each.user is not None})
+            users = sorted(
+                {subscriber.user for subscriber in self._subscribers if subscriber.user is not None}
+            )
             self._users_changed.clear()
-            asked = asyncio.ensure_future(self._next(seen, users))
+            call = asyncio.ensure_future(self._next(last_name, users))
             changed = asyncio.ensure_future(self._users_changed.wait())
             try:
-                await asyncio.wait({asked, changed}, return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done():
-                    continue  # a user's page has opened: ask again, for that user's jobs too
-                answer = asked.result()
+                await asyncio.wait({call, changed}, return_when=asyncio.FIRST_COMPLETED)
+                if not call.done():
+                    continue  # a user's page has opened: repeat the request with that user
+                answer = call.result()
             except (OperationError, BrokerError) as error:
-                seen = await self._report_unavailable(str(error))
+                last_name = await self._report_unavailable(str(error))
             except Exception:
-                logger.exception("the dashboard has no state")
-                seen = await self._report_unavailable(_NO_STATE)
+                logger.exception("the state for the dashboard could not be read")
+                last_name = await self._report_unavailable(_NO_STATE)
             else:
-                seen = answer.name
+                last_name = answer.name
                 self._taken_at = asyncio.get_running_loop().time()
                 if answer.state is not None:
-                    self._take(answer.state, answer.jobs, users)
+                    self._store(answer.state, answer.jobs, users)
                 self._send()
             finally:
-                await end([asked, changed])
+                await end([call, changed])
 
-    def _take(
+    def _store(
         self,
         state: PublicState,
         jobs: Mapping[str, Sequence[OwnJob]],
@@ -165,16 +167,16 @@ class Feed:
         self._jobs = {user: event_of(JOBS, [*map(to_plain, jobs.get(user, ()))]) for user in users}
 
     def _send(self) -> None:
-        """Send every page the parts that it lacks: a page that was opened meanwhile lacks all of them."""
+        """Send every page the parts that it lacks; a newly opened page lacks all parts."""
         for subscriber in self._subscribers:
             for name, event in self._parts.items():
                 subscriber.put(name, event)
-            mine = self._jobs.get(subscriber.user or "")
-            if mine is not None:
-                subscriber.put(JOBS, mine)
+            own_jobs = self._jobs.get(subscriber.user or "")
+            if own_jobs is not None:
+                subscriber.put(JOBS, own_jobs)
 
     async def _report_unavailable(self, sentence: str) -> str:
-        """Send `sentence` to the pages, wait before the next attempt, and return the name of no state."""
+        """Send `sentence` to the pages, wait before the next attempt, and return the empty name."""
         for subscriber in self._subscribers:
             subscriber.put_unavailable(event_of(AWAY, {"detail": sentence}))
         self._parts, self._jobs = {}, {}
@@ -183,5 +185,5 @@ class Feed:
 
 
 def event_of(name: str, value: Any) -> bytes:
-    """Return the bytes of a server-sent event whose data is `value` as JSON."""
+    """Return a server-sent event whose data is `value` as JSON."""
     return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

@@ -1,4 +1,4 @@
-"""The pages and static files of the dashboard, which are read once and sent compressed."""
+"""The pages and static files of the dashboard, read once and sent compressed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _POLICY = (
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
     "trusted-types 'none'"
 )
-"""The browser runs only the page's own files, and refuses to turn text into markup or scripts."""
+"""A Content-Security-Policy: only the page's own files run, and no text becomes markup or scripts."""
 _FOR_EVER = "public, max-age=31536000, immutable"
 _DIGITS = 16
 _BASE = "{{files}}"
-"""Placeholder in a page for the address of its files."""
+"""Placeholder in a page for the address of the static files."""
 
 PAGE = Description(
     "the server",
@@ -43,20 +43,25 @@ PAGE = Description(
 _FILE = Description(
     "the server",
     "A file of the dashboard",
-    "Its address names its version: what is there never changes.",
+    "The address contains a version, so the content at an address never changes.",
     answers={
         200: Answer(
             {"type": "string"},
             "The file.",
             media_types=[kind.partition(";")[0] for end, kind in _TYPES.items() if end != ".html"],
-            headers={"ETag": "Its name and version."},
+            headers={"ETag": "The digest of the file's content."},
         )
     },
     parameters=(
-        Parameter("version", "path", "The version that the page names.", "0123456789abcdef"),
+        Parameter(
+            "version",
+            "path",
+            "The version of the files, which the page contains.",
+            "0123456789abcdef",
+        ),
         Parameter("name", "path", "The file's name.", "style.css"),
     ),
-    refusals={404: "There is no such file, or no longer in this version."},
+    refusals={404: "The file does not exist, or no longer in this version."},
 )
 
 
@@ -69,21 +74,23 @@ class _File:
 
 
 class DashboardFiles:
-    """The files of the folder `static`, at an address that changes whenever one of them does."""
+    """The files of the folder `static`, at an address that changes with any of the files."""
 
     def __init__(self) -> None:
-        found = dict(_contents(resources.files("ndif.dashboard") / "static"))
+        contents = dict(_contents(resources.files("ndif.dashboard") / "static"))
         digest = hashlib.sha256()
-        for name, content in sorted(found.items()):
+        for name, content in sorted(contents.items()):
             digest.update(f"{name}\n{len(content)}\n".encode() + content)
         self.version = digest.hexdigest()[:_DIGITS]
         self._pages = {
             name: content.decode().replace(_BASE, f"/static/{self.version}")
-            for name, content in found.items()
+            for name, content in contents.items()
             if name.endswith(".html")
         }
         self._files: Mapping[str, _File] = {
-            name: _file(content, name) for name, content in found.items() if name not in self._pages
+            name: _file(content, name)
+            for name, content in contents.items()
+            if name not in self._pages
         }
 
     def routes(self) -> list[BaseRoute]:
@@ -98,23 +105,23 @@ class DashboardFiles:
         return _answer(_file(content.encode(), name), http, "no-cache", _POLICY)
 
     async def file(self, http: Request) -> Response:
-        """Answer with a file."""
-        found = self._files.get(http.path_params["name"])
-        if found is None or http.path_params["version"] != self.version:
+        """Answer with a static file."""
+        file = self._files.get(http.path_params["name"])
+        if file is None or http.path_params["version"] != self.version:
             raise HttpError(
-                404, f"There is no file at {shown_path(http.url.path)}: load the page again."
+                404, f"There is no file at {shown_path(http.url.path)}: reload the page."
             )
-        return _answer(found, http, _FOR_EVER)
+        return _answer(file, http, _FOR_EVER)
 
 
 def _contents(folder: Traversable, place: str = "") -> Iterable[tuple[str, bytes]]:
-    """Yield the path, relative to the first folder, and the content of each file that is served."""
-    for each in folder.iterdir():
-        name = f"{place}{each.name}"
-        if each.is_dir():
-            yield from _contents(each, f"{name}/")
+    """Yield the path, relative to the first folder, and the content of each served file."""
+    for entry in folder.iterdir():
+        name = f"{place}{entry.name}"
+        if entry.is_dir():
+            yield from _contents(entry, f"{name}/")
         elif name[name.rfind(".") :] in _TYPES:
-            yield name, each.read_bytes()
+            yield name, entry.read_bytes()
 
 
 def _file(content: bytes, name: str) -> _File:

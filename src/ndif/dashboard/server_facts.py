@@ -1,4 +1,4 @@
-"""Facts of a server that clients need: its version, and the nnsight versions that it runs."""
+"""Facts about a server for clients: its version and its nnsight generations."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ class ServerFacts:
     mode: Mode
     needs_key: bool
     """True if clients need an API key."""
-    _found: list[InstalledGeneration] = field(default_factory=list)
-    _found_at: float = field(default=float("-inf"))
+    _installed: list[InstalledGeneration] = field(default_factory=list)
+    _installed_at: float = field(default=float("-inf"))
 
     async def describe(self) -> Facts:
         """Return the facts."""
-        if time.monotonic() - self._found_at > _FRESH_S:
-            self._found = await asyncio.to_thread(self._generations)
-            self._found_at = time.monotonic()
+        if time.monotonic() - self._installed_at > _FRESH_S:
+            self._installed = await asyncio.to_thread(self._generations)
+            self._installed_at = time.monotonic()
         return Facts(
-            version=__version__, access=self.mode, needs_key=self.needs_key, generations=self._found
+            version=__version__,
+            access=self.mode,
+            needs_key=self.needs_key,
+            generations=self._installed,
         )
 
     def _generations(self) -> list[InstalledGeneration]:

@@ -1,1 +1,1 @@
-"""Decide which replica runs on which GPUs of which node, without side effects."""
+"""Placement: decide the node and GPUs of each replica, without side effects."""

@@ -1,7 +1,7 @@
-"""Every node and replica of a cluster, and each decision about them, as pure functions.
+"""The nodes and replicas of a cluster, and decisions about them as pure functions.
 
-A cluster is immutable. A decision returns another cluster, which shares the unchanged nodes; the difference
-between the two is what the controller carries out (`delta.build`).
+A cluster is immutable. A decision returns a new cluster that shares unchanged nodes. The controller carries
+out the difference between the two clusters (`delta.build`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ndif.placement.search import Search, TieEnumerator, choose
 from ndif.schema.states import DeploymentLevel
 
 _MAX_EVALUATIONS = 4096
-"""Nodes that a decision may search again, in total, if not every replica has a place at first."""
+"""Maximum number of nodes that a decision searches again if a replica has no place at first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A replica with a place, and the cost of that place."""
+    """A replica that has a place, and the cost of the place."""
 
     replica: PlacedReplica
     level: CandidateLevel
-    """DEPLOYED if the replica was there before."""
+    """DEPLOYED if the replica was HOT before the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Decision:
 
     cluster: Cluster
     placed: tuple[Placement, ...] = ()
-    """Every HOT replica of the demanded models, those that were there before first."""
+    """All HOT replicas of the demanded models; existing replicas come first for each model."""
     refused: tuple[PlacementRefusal, ...] = ()
     evictions: tuple[ReplicaKey, ...] = ()
     """Replicas that are no longer HOT."""
@@ -49,18 +49,18 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Changes found by comparing the cluster with the machines."""
+    """Changes found by comparing the cluster with the existing nodes."""
 
     cluster: Cluster
     removed: tuple[str, ...] = ()
-    """Nodes that are gone, or came back as another machine."""
+    """Ids of nodes that are lost, or came back with other memory."""
     lost: tuple[ReplicaKey, ...] = ()
-    """Replicas that were on them."""
+    """Replicas on the removed nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes by id, each with its replicas. Decides placement; `Controller` carries decisions out."""
+    """Nodes by id, each with its replicas. Decides placement; a `Controller` carries out decisions."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
 
@@ -81,55 +81,56 @@ class Cluster:
         return _hot(self.nodes, model_key)
 
     def find(self, key: ReplicaKey) -> PlacedReplica | None:
-        """Return the replica of this name, HOT or WARM."""
-        found = (node.find(key) for node in self.nodes.values())
-        return next((replica for replica in found if replica is not None), None)
+        """Return the replica with this key, HOT or WARM; None if it does not exist."""
+        replicas = (node.find(key) for node in self.nodes.values())
+        return next((replica for replica in replicas if replica is not None), None)
 
     # Decisions
 
     def deploy(
         self,
-        demand: Sequence[Demand],
+        demands: Sequence[Demand],
         now: float,
         rng: Random,
         rules: PlacementRules = DEFAULT_RULES,
     ) -> Decision:
-        """Place every demanded replica that does not exist, as many as there is room for.
+        """Place as many missing replicas of the demands as fit.
 
-        Dedicated models come first, and within each kind the largest. No model is evicted for another of
-        the same request. A dedicated model makes as many of its replicas dedicated as it demands. If one
-        model takes the only place of another, the search is repeated with ties decided differently.
+        Dedicated models are placed first, then larger models before smaller ones. No model is evicted for
+        another model of the same request. A dedicated demand makes the demanded number of replicas
+        dedicated. If a model takes the only place of another, the search repeats with ties decided
+        differently.
         """
-        together = frozenset(one.model_key for one in demand)
-        if len(together) < len(demand):
-            raise ValueError("A model was asked for twice in one request.")
-        ordered = sorted(demand, key=lambda one: (not one.dedicated, -one.size_bytes))
-        searches = [Search(one, now, rules, together) for one in ordered]
+        together = frozenset(demand.model_key for demand in demands)
+        if len(together) < len(demands):
+            raise ValueError("A model is demanded twice in one request.")
+        ordered = sorted(demands, key=lambda demand: (not demand.dedicated, -demand.size_bytes))
+        searches = [Search(demand, now, rules, together) for demand in ordered]
         best = self._deploy(searches, rng)
         if best.refused and self._might_fit(best, searches, rng):
             ways = TieEnumerator(rng)
             for _ in range(_MAX_EVALUATIONS // max(1, len(self.nodes))):
-                found = self._deploy(searches, ways)
-                if len(found.placed) > len(best.placed):
-                    best = found
+                decision = self._deploy(searches, ways)
+                if len(decision.placed) > len(best.placed):
+                    best = decision
                 if not best.refused or not ways.next():
                     break
         return best
 
     def _deploy(self, searches: Iterable[Search], rng: Random) -> Decision:
         """Return the decision with ties decided by `rng`."""
-        deploying = _Deploying(dict(self.nodes))
+        deploying = _DecisionState(dict(self.nodes))
         for search in searches:
             deploying.deploy(search, rng)
         return Decision(
-            self._or(deploying.nodes),
+            self._changed_to(deploying.nodes),
             tuple(deploying.placed),
             tuple(deploying.refused),
             tuple(deploying.evictions),
         )
 
     def _might_fit(self, decision: Decision, searches: Iterable[Search], rng: Random) -> bool:
-        """Return True if a refused model would have a place without the others of the request."""
+        """Return True if a refused model would fit without the other models of the request."""
         if all(placement.level is CandidateLevel.DEPLOYED for placement in decision.placed):
             return False
         refused = {refusal.model_key for refusal in decision.refused}
@@ -145,13 +146,13 @@ class Cluster:
         replica_keys: Iterable[ReplicaKey] = (),
         to: DeploymentLevel = DeploymentLevel.WARM,
     ) -> Decision:
-        """Evict models or single replicas, dedicated or not, as an operator orders.
+        """Evict models or single replicas, dedicated or not, on an operator's order.
 
-        To WARM: HOT replicas become WARM where memory suffices, and WARM ones stay. To COLD: the replicas
-        are deleted. Names that do not exist are ignored.
+        To WARM: HOT replicas become WARM if memory suffices, and WARM replicas stay. To COLD: the replicas
+        are deleted. Unknown names are ignored.
         """
         if to is DeploymentLevel.HOT:
-            raise ValueError("Nothing can be evicted to HOT.")
+            raise ValueError("A replica cannot be evicted to HOT.")
         models, single = frozenset(model_keys), frozenset(replica_keys)
         nodes = dict(self.nodes)
         evictions: list[ReplicaKey] = []
@@ -163,18 +164,18 @@ class Cluster:
                 nodes[node.id] = node.without(replica.key for replica in evicted)
             else:
                 nodes[node.id] = node.with_evicted(hot)
-        return Decision(self._or(nodes), evictions=tuple(evictions))
+        return Decision(self._changed_to(nodes), evictions=tuple(evictions))
 
     def with_dedicated(self, model_key: str, replicas: int) -> Cluster:
-        """Return the cluster with this number of a model's HOT replicas dedicated, and no others."""
+        """Return the cluster with exactly this number of a model's HOT replicas dedicated."""
         nodes = dict(self.nodes)
         for position, replica in enumerate(_dedicated_first(self.hot(model_key))):
             node = nodes[replica.node_id]
             nodes[node.id] = node.with_dedicated(replica, position < replicas)
-        return self._or(nodes)
+        return self._changed_to(nodes)
 
     def with_deployed(self, key: ReplicaKey, now: float) -> Cluster:
-        """Return the cluster with a replica HOT since `now`, when it came up, not since the decision."""
+        """Return the cluster with a replica HOT since `now`, the time at which it came up."""
         replica = self.find(key)
         if replica is None or replica.level is not DeploymentLevel.HOT:
             return self
@@ -183,31 +184,29 @@ class Cluster:
         return Cluster({**self.nodes, node.id: node})
 
     def with_nodes(self, discovered: Iterable[Node]) -> Discovery:
-        """Return the cluster on the machines that exist now; `discovered` nodes are without replicas.
+        """Return the cluster on the nodes that exist now; `discovered` nodes are without replicas.
 
-        A node that is not among them is gone with its replicas. So is one whose memory differs: the machine
-        was restarted.
+        A node that was not discovered is lost with its replicas. A node whose memory differs was restarted,
+        and also loses its replicas.
         """
-        found = {node.id: node for node in discovered}
+        unmatched = {node.id: node for node in discovered}
         nodes: dict[str, Node] = {}
         removed, lost = [], []
-        for known in self.nodes.values():
-            node = found.pop(known.id, None)
-            if node is not None and node.resources.emptied() == known.resources.emptied():
-                nodes[known.id] = (
-                    known if node.name == known.name else replace(known, name=node.name)
-                )
+        for old in self.nodes.values():
+            node = unmatched.pop(old.id, None)
+            if node is not None and node.resources.emptied() == old.resources.emptied():
+                nodes[old.id] = old if node.name == old.name else replace(old, name=node.name)
                 continue
-            removed.append(known.id)
-            lost += [replica.key for replica in known.replicas()]
+            removed.append(old.id)
+            lost += [replica.key for replica in old.replicas()]
             if node is not None:
                 nodes[node.id] = node.emptied()
-        for node in found.values():
+        for node in unmatched.values():
             nodes[node.id] = node.emptied()
-        return Discovery(self._or(nodes), tuple(removed), tuple(lost))
+        return Discovery(self._changed_to(nodes), tuple(removed), tuple(lost))
 
     def with_withdrawn(self, names: Set[str]) -> Cluster:
-        """Return the cluster with these GPUs out of placement, and no others; replicas on them stay."""
+        """Return the cluster with exactly these GPUs withdrawn from placement; replicas on them stay."""
         nodes = {}
         for node in self.nodes.values():
             resources = node.resources
@@ -216,23 +215,23 @@ class Cluster:
             if failed != resources.withdrawn:
                 node = replace(node, resources=replace(resources, withdrawn=failed))
             nodes[node.id] = node
-        return self._or(nodes)
+        return self._changed_to(nodes)
 
     def with_replica(self, replica: PlacedReplica) -> Cluster:
-        """Return the cluster with a replica that was found; raise if its node or its memory is missing."""
+        """Return the cluster with an existing replica; raise if its node or memory is missing."""
         node = self.nodes[replica.node_id].with_replica(replica)
         return Cluster({**self.nodes, node.id: node})
 
     def without(self, replica_keys: Iterable[ReplicaKey]) -> Cluster:
-        """Return the cluster without these replicas, whose processes died or never came up."""
+        """Return the cluster without these replicas."""
         nodes = dict(self.nodes)
         keys = list(replica_keys)
         for node in self.nodes.values():
             nodes[node.id] = node.without(keys)
-        return self._or(nodes)
+        return self._changed_to(nodes)
 
-    def _or(self, nodes: dict[str, Node]) -> Cluster:
-        """Return a cluster of these nodes, or this one if they are the same."""
+    def _changed_to(self, nodes: dict[str, Node]) -> Cluster:
+        """Return a cluster of these nodes; this cluster if no node changed."""
         same = len(nodes) == len(self.nodes) and all(
             nodes.get(node_id) is node for node_id, node in self.nodes.items()
         )
@@ -244,12 +243,12 @@ def _hot(nodes: Mapping[str, Node], model_key: str) -> list[PlacedReplica]:
 
 
 def _dedicated_first(replicas: Sequence[PlacedReplica]) -> list[PlacedReplica]:
-    """Return replicas in the order in which they become dedicated: dedicated ones, then the oldest."""
+    """Sort replicas by preference for being dedicated: dedicated replicas, then the oldest."""
     return sorted(replicas, key=lambda d: (not d.dedicated, d.deployed, d.replica_id))
 
 
-class _Deploying:
-    """The state of a decision: nodes with the replicas placed so far."""
+class _DecisionState:
+    """The state of a decision in progress: nodes with the replicas placed so far."""
 
     def __init__(self, nodes: dict[str, Node]) -> None:
         self.nodes = nodes
@@ -257,27 +256,27 @@ class _Deploying:
         self.refused: list[PlacementRefusal] = []
         self.evictions: list[ReplicaKey] = []
         self._blocked_by: dict[str, int] = {}
-        """CPU bytes of each node that its returning replicas give back once they have left."""
+        """CPU bytes of each node that WARM replicas free when they return to the GPUs."""
 
     def deploy(self, search: Search, rng: Random) -> None:
-        """Place the replicas of one model that do not exist."""
+        """Place the missing replicas of one model."""
         demand = search.demand
-        there = _hot(self.nodes, demand.model_key)
+        existing = _hot(self.nodes, demand.model_key)
         if demand.dedicated:
-            for replica in _dedicated_first(there)[: demand.replicas]:
+            for replica in _dedicated_first(existing)[: demand.replicas]:
                 node = self.nodes[replica.node_id]
                 self.nodes[node.id] = node.with_dedicated(replica, True)
-            there = _dedicated_first(_hot(self.nodes, demand.model_key))
-        self.placed += [Placement(replica, CandidateLevel.DEPLOYED) for replica in there]
-        needed = max(0, demand.replicas - len(there))
-        for still in range(needed, 0, -1):
+            existing = _dedicated_first(_hot(self.nodes, demand.model_key))
+        self.placed += [Placement(replica, CandidateLevel.DEPLOYED) for replica in existing]
+        needed = max(0, demand.replicas - len(existing))
+        for missing in range(needed, 0, -1):
             if not self._place(search, rng):
-                # Nothing has changed that could help the next replica.
-                self.refused.append(refuse(self.nodes, search, still))
+                # The next replica would fail for the same reason.
+                self.refused.append(refuse(self.nodes, search, missing))
                 return
 
     def _place(self, search: Search, rng: Random) -> bool:
-        """Place one replica; return False if there is no room."""
+        """Place one replica; return False if it does not fit."""
         choice = choose(self.nodes, search, rng)
         if choice is None:
             return False
@@ -290,5 +289,5 @@ class _Deploying:
             self._blocked_by[node.id] = held + cached.size_bytes
         self.nodes[node.id] = after
         self.placed.append(Placement(replica, candidate.level))
-        self.evictions += [gone.key for gone in candidate.evictions]
+        self.evictions += [evicted.key for evicted in candidate.evictions]
         return True

@@ -1,4 +1,4 @@
-"""The changes that lead from the cluster as it is to the cluster as it was decided."""
+"""The changes that turn the actual cluster into the decided one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ndif.schema.states import DeploymentLevel
 class DeploymentDelta:
     """Replicas to change, in the order of the changes.
 
-    Delete, then cache: both free memory, and must have ended before anything else begins. Then return, then
-    create. If each decision is carried out before the next is made, no GPU and no node's memory is
-    oversubscribed at any moment in between.
+    Replicas are first deleted and cached, which frees memory and must end before other changes begin; then
+    they are returned and created. If each decision is carried out before the next one, no GPU and no node's
+    memory is oversubscribed at any time.
     """
 
     to_delete: tuple[PlacedReplica, ...] = ()
-    """Replicas as they exist."""
+    """Replicas in their actual state."""
     to_cache: tuple[PlacedReplica, ...] = ()
-    """HOT to WARM; replicas as they exist."""
+    """Replicas to move from HOT to WARM, in their actual state."""
     from_cache: tuple[PlacedReplica, ...] = ()
-    """WARM to HOT; replicas as they will be."""
+    """Replicas to move from WARM to HOT, in their decided state."""
     to_create: tuple[PlacedReplica, ...] = ()
-    """Replicas as they will be."""
+    """Replicas in their decided state."""
 
     def __bool__(self) -> bool:
         return bool(self.to_delete or self.to_cache or self.from_cache or self.to_create)
@@ -36,24 +36,29 @@ class DeploymentDelta:
         changes = (self.to_delete, self.to_cache, self.from_cache, self.to_create)
         return {
             node_id: DeploymentDelta(
-                *(tuple(each for each in change if each.node_id == node_id) for change in changes)
+                *(
+                    tuple(replica for replica in change if replica.node_id == node_id)
+                    for change in changes
+                )
             )
-            for node_id in dict.fromkeys(each.node_id for change in changes for each in change)
+            for node_id in dict.fromkeys(
+                replica.node_id for change in changes for replica in change
+            )
         }
 
     def steps(self, why: str) -> Iterator[str]:
         """Yield a log line for each change; `why` is the reason for evictions."""
-        yield from (f"{each.name} is ended: {why}" for each in self.to_delete)
-        yield from (f"{each.name} becomes WARM: {why}" for each in self.to_cache)
-        yield from (f"{each.name} returns to {each.node_id}" for each in self.from_cache)
-        yield from (f"{each.name} is loaded on {each.node_id}" for each in self.to_create)
+        yield from (f"{replica.name} is ended: {why}" for replica in self.to_delete)
+        yield from (f"{replica.name} becomes WARM: {why}" for replica in self.to_cache)
+        yield from (f"{replica.name} returns to {replica.node_id}" for replica in self.from_cache)
+        yield from (f"{replica.name} is loaded on {replica.node_id}" for replica in self.to_create)
 
 
 def build(before: Cluster, after: Cluster) -> DeploymentDelta:
-    """Return the changes that make `before`, the replicas that exist, into `after`.
+    """Return the changes that turn `before`, the actual replicas, into `after`.
 
-    A HOT replica that moves to other GPUs is cached and returns; one that moves to another node, or another
-    kind of device, is deleted and created anew. A WARM replica that does not exist is not created.
+    A HOT replica that moves to other GPUs is cached and returned. A replica that moves to another node, or
+    to another kind of device, is deleted and created again. A missing WARM replica is not created.
     """
     exist = {replica.key: replica for replica in before.replicas()}
     demand = {replica.key: replica for replica in after.replicas()}
@@ -67,10 +72,10 @@ def build(before: Cluster, after: Cluster) -> DeploymentDelta:
     for key, new in demand.items():
         if new.level is not DeploymentLevel.HOT:
             continue
-        there = exist.get(key)
-        if there is None or not _movable(there, new):
+        existing = exist.get(key)
+        if existing is None or not _movable(existing, new):
             to_create.append(new)
-        elif not there.has_same_place(new):
+        elif not existing.has_same_place(new):
             from_cache.append(new)
     return DeploymentDelta(tuple(to_delete), tuple(to_cache), tuple(from_cache), tuple(to_create))
 

@@ -1,4 +1,4 @@
-"""Input of placement: the demand for replicas of a model, and the rules of a cluster."""
+"""Inputs of placement: the demand for replicas of a model, and the rules of a cluster."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import Enum
 
 
 class Device(str, Enum):
-    """Kind of device that a model runs on."""
+    """Kind of device for a model."""
 
     CPU = "cpu"
     GPU = "gpu"
     AUTO = "auto"
-    """GPUs, even if replicas must be evicted for it; a CPU if no GPU can be freed."""
+    """GPUs, with evictions if necessary; the CPU if no GPU can be freed."""
 
 
 _ON_CPU = {Device.GPU: (False,), Device.CPU: (True,), Device.AUTO: (False, True)}
@@ -27,12 +27,12 @@ class Demand:
     size_bytes: int
     """Bytes of one replica, padding included."""
     replicas: int = 1
-    """Replicas in total. If more exist, none is ended."""
+    """Total number of replicas. If more exist, no replica is ended."""
     dedicated: bool = False
-    """True if no other model evicts it, and it may evict replicas that are still protected."""
+    """True if no other model evicts the model, and the model may evict protected replicas."""
     device: Device = Device.AUTO
     files_on: frozenset[str] = frozenset()
-    """Ids of nodes that have its files, which are preferred where chance would decide."""
+    """Ids of nodes that have the model's files, which are preferred in ties."""
 
     def __post_init__(self) -> None:
         if self.size_bytes < 1:
@@ -48,25 +48,25 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """Rules of placement, the same for every node and decision of a cluster."""
+    """Rules of placement for all nodes and decisions of a cluster."""
 
     gpu_fraction_factor: float = 3.0
-    """A model shares a GPU if this many of its size fit; otherwise it has GPUs of its own."""
+    """A model shares a GPU if this many models of its size fit on it; otherwise it gets whole GPUs."""
     fraction_largest_possible: float = 0.8
-    """Fraction of a GPU that all replicas sharing it may take together."""
+    """Maximum fraction of a shared GPU that all its replicas take together."""
     min_available_gpu_fraction: float = 0.3
-    """A GPU with a smaller fraction free takes no other replica."""
+    """Minimum free fraction of a GPU that takes another replica."""
     minimum_deployment_time_s: float = 3600.0
-    """Seconds that a replica is HOT before another model may evict it."""
+    """Seconds for which a replica is HOT before another model may evict it."""
     drain_s: float = 60.0
-    """Seconds that an evicted replica may finish its requests in."""
+    """Seconds for which an evicted replica may finish its requests."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction_largest_possible < 1:
             raise ValueError("fraction_largest_possible must lie between 0 and 1.")
         if not 0 <= self.min_available_gpu_fraction <= 1:
             raise ValueError("min_available_gpu_fraction must lie between 0 and 1.")
-        # Otherwise a model could share an empty GPU by one rule and not by the other.
+        # Otherwise the two rules could disagree on whether a model shares an empty GPU.
         if self.gpu_fraction_factor * self.fraction_largest_possible < 1:
             raise ValueError("gpu_fraction_factor must be at least 1 / fraction_largest_possible.")
         if self.minimum_deployment_time_s < 0:
@@ -80,7 +80,7 @@ class PlacementRules:
         return max(0, min(left, int(total_bytes / self.gpu_fraction_factor)))
 
     def evictable_until(self, now: float, *, dedicated: bool) -> float:
-        """Return the latest moment at which an evictable replica became HOT; inf for a dedicated model."""
+        """Return the latest time at which an evictable replica became HOT; inf for a dedicated model."""
         return math.inf if dedicated else now - self.minimum_deployment_time_s
 
 

@@ -1,4 +1,4 @@
-"""Node: the memory of one machine, its replicas, and the place that it offers to one more."""
+"""Node: the memory of one machine, its replicas, and its place for another replica."""
 
 from __future__ import annotations
 
@@ -30,50 +30,51 @@ NO_MODELS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Outcome of placing a replica on a node."""
+    """The result of placing a replica on a node."""
 
     level: CandidateLevel
     on_cpu: bool = False
     gpu_mem_bytes_by_id: Mapping[int, int] = field(default_factory=dict)
     gpu_memory_fraction: float | None = None
     evictions: tuple[PlacedReplica, ...] = ()
-    """HOT replicas that are evicted for it."""
+    """HOT replicas that are evicted for the replica."""
     dropped: tuple[PlacedReplica, ...] = ()
-    """WARM replicas that are deleted for one on the CPU; `Node.with_evicted` finds those for others."""
+    """WARM replicas that are deleted for a replica on the CPU; for GPUs, `Node.with_evicted` finds them."""
 
 
 _FREE_CPU = attrgetter("free_cpu_bytes")
-_NO = Candidate(CandidateLevel.CANT_ACCOMMODATE)
+_NO_PLACE = Candidate(CandidateLevel.CANT_ACCOMMODATE)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine and its replicas, immutable: each change returns another node that shares the rest.
+    """One machine and its replicas. Immutable: each change returns a new node that shares the rest.
 
     CPU memory holds WARM replicas and replicas that run on the CPU. A replica that runs on the CPU keeps
-    its memory and its process when it becomes WARM. That frees nothing, so it is deleted to make room.
+    its memory and its process when it becomes WARM. Because that frees no memory, such a replica is deleted
+    instead if memory is needed.
     """
 
     id: str
     name: str
     resources: Resources
     hot: Replicas = field(default_factory=dict)
-    """Replicas on their device."""
+    """Replicas on their devices."""
     warm: Replicas = field(default_factory=dict)
     """Replicas in CPU memory."""
     _steps: dict[bool, tuple[PlacementRules, EvictionSteps]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Cache of `eviction_steps`: each decision asks 1,000 nodes and changes one (`bench/placement.py`)."""
+    """Cache of `eviction_steps`: a decision reads 1,000 nodes and changes one (`bench/placement.py`)."""
 
     def room(self, on_cpu: bool, rules: PlacementRules) -> int:
-        """Return the largest model that fits now, in bytes."""
+        """Return the size in bytes of the largest model that fits now."""
         if on_cpu:
             return self.resources.free_cpu_bytes
         return self.eviction_steps(on_cpu, rules)[0][1]
 
     def capacity(self, on_cpu: bool) -> int:
-        """Return the largest model that fits on the empty node, in bytes."""
+        """Return the size in bytes of the largest model that fits on the empty node."""
         return self.resources.cpu_bytes if on_cpu else self.resources.all_model_bytes
 
     def eviction_steps(
@@ -83,11 +84,11 @@ class Node:
         model_key: str = "",
         together: Set[str] = NO_MODELS,
     ) -> EvictionSteps:
-        """Return how evictions make room for a model, sparing models of the same request."""
+        """Return how evictions free memory for a model, without models of the same request."""
         spares = any(key in self.hot or key in self.warm for key in together)
-        known = self._steps.get(on_cpu)
-        if not spares and known is not None and known[0] is rules:
-            return known[1]
+        cached = self._steps.get(on_cpu)
+        if not spares and cached is not None and cached[0] is rules:
+            return cached[1]
         resources = self.resources
         for replica in self.cached(together - {model_key}) if on_cpu else ():
             resources = resources.given_back({}, replica.cpu_bytes)
@@ -103,7 +104,7 @@ class Node:
             yield from (replica for replica in replicas.values() if replica.on_cpu == on_cpu)
 
     def gpu_name(self, index: int) -> str:
-        """Return the cluster-wide name of a GPU: its UUID if known, which stays with the card."""
+        """Return the cluster-wide name of a GPU: its UUID, or if unknown, its index and node."""
         return self.resources.gpu_uuids[index] or f"GPU {index} of {self.id}"
 
     def replicas(self) -> Iterator[PlacedReplica]:
@@ -113,7 +114,7 @@ class Node:
                 yield from replicas.values()
 
     def find(self, key: ReplicaKey) -> PlacedReplica | None:
-        """Return the replica of this name, HOT or WARM."""
+        """Return the replica with this key, HOT or WARM; None if it does not exist."""
         model_key, replica_id = key
         hot = self.hot.get(model_key, {}).get(replica_id)
         return hot or self.warm.get(model_key, {}).get(replica_id)
@@ -126,9 +127,9 @@ class Node:
         rules: PlacementRules,
         together: Set[str] = NO_MODELS,
     ) -> Candidate:
-        """Return how this node would place a replica; models in `together` are not evicted for it.
+        """Return this node's place for a replica; models in `together` are not evicted for it.
 
-        A WARM replica returns to the kind of device that it came from, with the size that it has.
+        A WARM replica keeps its size and returns to the kind of device that it came from.
         """
         warm = self.warm.get(demand.model_key, {}).get(replica_id)
         evictable_until = rules.evictable_until(now, dedicated=demand.dedicated)
@@ -144,7 +145,7 @@ class Node:
                 candidate = self._on_cpu(demand, evictable_until, together)
             if candidate.level is not CandidateLevel.CANT_ACCOMMODATE:
                 return replace(candidate, level=_level(candidate, warm is not None))
-        return _NO
+        return _NO_PLACE
 
     def _on_gpus(
         self, size_bytes: int, evictable_until: float, together: Set[str], rules: PlacementRules
@@ -154,13 +155,13 @@ class Node:
         fits = partial(room, rules=rules, on_cpu=False)
         evictions = fewest_evictions(movable, self.resources, size_bytes, fits)
         if evictions is None:
-            return _NO
+            return _NO_PLACE
         resources = self.resources
         for replica in evictions:
             resources = resources.given_back(replica.gpu_mem_bytes_by_id, 0)
         assignment = assign(resources, size_bytes, rules)
         if assignment is None:
-            return _NO
+            return _NO_PLACE
         return Candidate(
             CandidateLevel.FREE,
             gpu_mem_bytes_by_id=assignment.gpu_mem_bytes_by_id,
@@ -170,7 +171,7 @@ class Node:
 
     def _on_cpu(self, demand: Demand, evictable_until: float, together: Set[str]) -> Candidate:
         hot = self.hot_on(on_cpu=True)
-        # A WARM replica of the same model could not return, or it would have been chosen.
+        # A WARM replica of the same model cannot return, or it would have been chosen.
         spared = together - {demand.model_key}
         ordered = [
             *smallest_first(self.cached(spared)),
@@ -178,7 +179,7 @@ class Node:
         ]
         evicted = fewest_evictions(ordered, self.resources, demand.size_bytes, _FREE_CPU)
         if evicted is None:
-            return _NO
+            return _NO_PLACE
         return Candidate(
             CandidateLevel.FREE,
             on_cpu=True,
@@ -187,7 +188,7 @@ class Node:
         )
 
     def cached(self, spared: Set[str] = NO_MODELS) -> Iterator[PlacedReplica]:
-        """Yield the WARM replicas, except those of models in `spared`."""
+        """Yield the WARM replicas, except replicas of models in `spared`."""
         for model_key, replicas in self.warm.items():
             if model_key not in spared:
                 yield from replicas.values()
@@ -201,14 +202,14 @@ class Node:
         together: Set[str] = NO_MODELS,
         reserved_bytes: int = 0,
     ) -> Node:
-        """Return the node with the replica HOT as `candidate` says, and the evictions done."""
-        gone = [replica.key for replica in candidate.evictions]
+        """Return the node with the replica HOT at `candidate`, after its evictions."""
+        evicted = [replica.key for replica in candidate.evictions]
         if candidate.on_cpu:
-            node = self.without([*gone, *(replica.key for replica in candidate.dropped)])
+            node = self.without([*evicted, *(replica.key for replica in candidate.dropped)])
         else:
-            # While others leave the GPUs, the replica that returns is still WARM and holds CPU memory.
+            # While other replicas leave the GPUs, the returning replica is still WARM and holds CPU memory.
             spared = together | {demand.model_key}
-            node = self.with_evicted(gone, spared, reserved_bytes) if gone else self
+            node = self.with_evicted(evicted, spared, reserved_bytes) if evicted else self
         warm = self.warm.get(demand.model_key, {}).get(replica_id)
         replica = PlacedReplica(
             model_key=demand.model_key,
@@ -227,18 +228,18 @@ class Node:
     def with_evicted(
         self, keys: Iterable[ReplicaKey], spared: Set[str] = NO_MODELS, reserved_bytes: int = 0
     ) -> Node:
-        """Return the node with these HOT replicas WARM, or deleted where CPU memory does not suffice.
+        """Return the node with these HOT replicas WARM, or deleted if CPU memory does not suffice.
 
-        The smallest WARM replicas are deleted for them, none of models in `spared`. `reserved_bytes` look
-        free and are not: a replica gives them back only after these have become WARM.
+        The smallest WARM replicas are deleted for them, except replicas of models in `spared`.
+        `reserved_bytes` look free but are not: a replica frees them only after these have become WARM.
         """
         node = self
-        found = [self.hot.get(model_key, {}).get(replica_id) for model_key, replica_id in keys]
-        for replica in smallest_first(d for d in found if d is not None):
+        replicas = [self.hot.get(model_key, {}).get(replica_id) for model_key, replica_id in keys]
+        for replica in smallest_first(d for d in replicas if d is not None):
             cached = node.cached(spared)
             node = node.without([replica.key])
             size_bytes = replica.size_bytes + reserved_bytes
-            # A replica on the CPU keeps the memory that it has.
+            # A replica on the CPU keeps its memory.
             dropped = (
                 []
                 if replica.on_cpu
@@ -249,20 +250,20 @@ class Node:
         return node
 
     def with_dedicated(self, replica: PlacedReplica, dedicated: bool) -> Node:
-        """Return the node with one of its HOT replicas dedicated, or no longer."""
+        """Return the node with one HOT replica dedicated, or no longer dedicated."""
         if replica.dedicated == dedicated:
             return self
         return self.without([replica.key]).with_replica(replace(replica, dedicated=dedicated))
 
     def with_replica(self, replica: PlacedReplica) -> Node:
-        """Return the node with one more replica; raise ValueError if its memory is not free."""
+        """Return the node with one more replica; raise a ValueError if its memory is not free."""
         resources = self.resources.taken(replica.gpu_mem_bytes_by_id, replica.cpu_bytes)
         if replica.level is DeploymentLevel.HOT:
             return replace(self, resources=resources, hot=_with(self.hot, replica))
         return replace(self, resources=resources, warm=_with(self.warm, replica))
 
     def without(self, keys: Iterable[ReplicaKey]) -> Node:
-        """Return the node without these replicas, HOT or WARM; their memory is free."""
+        """Return the node without these replicas, HOT or WARM, with their memory free."""
         node = self
         for key in keys:
             replica = node.find(key)
@@ -288,14 +289,14 @@ def _level(candidate: Candidate, warm: bool) -> CandidateLevel:
 
 
 def _with(replicas: Replicas, replica: PlacedReplica) -> Replicas:
-    mine = replicas.get(replica.model_key, {})
-    return {**replicas, replica.model_key: {**mine, replica.replica_id: replica}}
+    own_replicas = replicas.get(replica.model_key, {})
+    return {**replicas, replica.model_key: {**own_replicas, replica.replica_id: replica}}
 
 
 def _without(replicas: Replicas, key: ReplicaKey) -> Replicas:
     model_key, replica_id = key
     if replica_id not in replicas.get(model_key, {}):
         return replicas
-    mine = {other: d for other, d in replicas[model_key].items() if other != replica_id}
+    own_replicas = {other: d for other, d in replicas[model_key].items() if other != replica_id}
     others = {other: theirs for other, theirs in replicas.items() if other != model_key}
-    return {**others, model_key: mine} if mine else others
+    return {**others, model_key: own_replicas} if own_replicas else others

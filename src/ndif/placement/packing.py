@@ -1,22 +1,23 @@
 """Assignment of a node's GPUs to a replica.
 
-Three kinds, from the least that is taken to the most:
+A replica gets one of three kinds of assignment, from the least memory to the most:
 
-- a *fraction* of one GPU, for a model of which `gpu_fraction_factor` would fit on it. All fractions of a
-  GPU take at most `fraction_largest_possible` of it, and none is added once less than
-  `min_available_gpu_fraction` is free;
-- one *whole* GPU: no other replica is on it, and all its memory is reserved, even if the model needs less;
-- *several* whole GPUs: as few as suffice.
+- A *fraction* of one GPU, if `gpu_fraction_factor` models of its size would fit on the GPU. All fractions
+  of a GPU take at most `fraction_largest_possible` of it. No fraction is added once less than
+  `min_available_gpu_fraction` is free.
+- One *whole* GPU, without other replicas. All its memory is reserved, even if the model needs less.
+- *Several* whole GPUs, as few as suffice.
 
-So a GPU is empty, shared, or owned by one replica, and its free memory says which. The first rule that
-applies:
+A GPU is therefore empty, shared, or owned by one replica, as its free memory shows. The first applicable
+rule decides:
 
-1. a fraction of a GPU that is shared already: of the one with the least free;
-2. the smallest empty GPU that holds the model: a fraction of it if the rules allow, else all of it;
-3. the fewest empty GPUs that hold it together, and of those the smallest that suffice.
+1. A fraction of an already shared GPU: the GPU with the least free memory.
+2. The smallest empty GPU that holds the model: a fraction of it if the rules permit, else the whole GPU.
+3. The fewest empty GPUs that hold the model together, and of these the smallest that suffice.
 
-A GPU *holds* its memory less the CUDA contexts of a replica's processes, which are on each of its GPUs. A
-model's padding allows for layers, which cannot be split. A withdrawn GPU takes no replica.
+A GPU *holds* its memory minus the CUDA contexts of the replica's processes, which exist on each of the
+replica's GPUs. A model's padding allows for layers, which cannot be split. A withdrawn GPU takes no
+replica.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ndif.placement.resources import Resources
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """GPUs of a replica."""
+    """The GPUs of a replica."""
 
     gpu_mem_bytes_by_id: Mapping[int, int]
     """Bytes reserved on each GPU, CUDA contexts included."""
@@ -39,11 +40,15 @@ class Assignment:
 
 
 def assign(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assignment | None:
-    """Return the GPUs for a model of this size without evictions; None if there are none."""
-    return _share(resources, size_bytes, rules) or _empty(resources, size_bytes, rules)
+    """Return GPUs for a model of this size without evictions; None if the model does not fit."""
+    return _assign_shared(resources, size_bytes, rules) or _assign_empty(
+        resources, size_bytes, rules
+    )
 
 
-def _share(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assignment | None:
+def _assign_shared(
+    resources: Resources, size_bytes: int, rules: PlacementRules
+) -> Assignment | None:
     need = size_bytes + resources.context_bytes
     shared = [
         (free, index)
@@ -57,7 +62,9 @@ def _share(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assi
     return _fraction(resources, min(shared)[1], need) if shared else None
 
 
-def _empty(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assignment | None:
+def _assign_empty(
+    resources: Resources, size_bytes: int, rules: PlacementRules
+) -> Assignment | None:
     totals = resources.gpu_bytes
     empty = [
         (resources.model_bytes(index), index)
@@ -76,10 +83,10 @@ def _empty(resources: Resources, size_bytes: int, rules: PlacementRules) -> Assi
 
 
 def fewest(gpus: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
-    """Choose the fewest GPUs that hold a model together, of those the smallest that suffice.
+    """Choose the fewest GPUs that together hold a model, and of these the smallest that suffice.
 
-    `gpus` are pairs of the bytes that a GPU holds and its index. The list is empty if all together do not
-    hold the model.
+    `gpus` are pairs of the bytes that a GPU holds and its index. Return an empty list if all GPUs together
+    do not hold the model.
     """
     chosen: list[tuple[int, int]] = []
     left = sorted(gpus, key=lambda gpu: (-gpu[0], gpu[1]))
@@ -89,7 +96,7 @@ def fewest(gpus: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
             return []
         chosen.append(left.pop(0))
         held += chosen[-1][0]
-    # As many, but smaller: the largest GPUs are the most useful to other models.
+    # Keep the number, but take smaller GPUs: large GPUs are more useful to other models.
     for position, gpu in enumerate(chosen):
         enough = (other for other in left if held - gpu[0] + other[0] >= size_bytes)
         smaller = min(enough, default=gpu)
@@ -105,7 +112,7 @@ def _fraction(resources: Resources, index: int, held: int) -> Assignment:
 
 
 def room(resources: Resources, rules: PlacementRules, on_cpu: bool) -> int:
-    """Return the largest model that fits; on GPUs, the largest for which `assign` finds a place."""
+    """Return the size of the largest model that fits; on GPUs, that `assign` places."""
     if on_cpu:
         return resources.free_cpu_bytes
     empty = share = 0

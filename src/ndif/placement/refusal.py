@@ -1,4 +1,4 @@
-"""The refusal of a replica without a place: the replicas that block it, until when, and the message."""
+"""The refusal of a replica that has no place: the blocking replicas, their protection, and the message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BlockReason(str, Enum):
     """Reason why a blocking replica is not evicted."""
 
     NOTHING = "nothing"
-    """No reason; evicting it alone is not enough."""
+    """No reason: the replica can be evicted, but its eviction alone is not enough."""
     YOUNG = "young"
     """The replica has not been HOT for the minimum deployment time."""
     TOGETHER = "together"
@@ -48,37 +48,37 @@ class Blocker:
     replica_id: str
     reason: BlockReason
     protected_s: float = 0.0
-    """Seconds of protection that are left of a young replica."""
+    """Remaining seconds of a young replica's protection."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRefusal:
-    """Replicas of one model that have no place, and the node that comes nearest."""
+    """The refusal of one model's replicas, with the figures of the node that comes nearest."""
 
     model_key: str
     replicas: int
     """Replicas without a place."""
     size_bytes: int
     on_cpu: bool
-    """True if the figures below are of CPU memory, not of GPUs."""
+    """True if the following figures describe CPU memory; False if GPUs."""
     node_name: str | None = None
-    """Nearest node; None if no node has such memory at all."""
+    """Nearest node; None if no node has such memory."""
     room_bytes: int = 0
-    """Largest model that fits there now."""
+    """Size of the largest model that fits on the node now."""
     capacity_bytes: int = 0
-    """Largest model that fits there without other replicas."""
+    """Size of the largest model that fits on the node without other replicas."""
     blockers: tuple[Blocker, ...] = ()
-    """Replicas that would have to be evicted; none if the model is too large for every node."""
+    """Replicas that would have to be evicted; empty if the model is too large for every node."""
     retry_after_s: float | None = None
-    """Seconds after which protection ends and there is room; None if time does not help."""
+    """Seconds until the protection ends and the model fits; None if waiting does not help."""
 
 
 _TIME, _OTHERS, _TOO_SMALL = range(3)
-"""Reasons why a node has no room, from the easiest to overcome."""
+"""Reasons why a model does not fit on a node, from the easiest to overcome."""
 
 
 def refuse(nodes: Nodes, search: Search, replicas: int) -> PlacementRefusal:
-    """Return why `replicas` of a model have no place, by the figures of the nearest node."""
+    """Return the refusal of `replicas` replicas of a model, with the figures of the nearest node."""
     demand = search.demand
     ways = [
         (_distance(node, search, on_cpu), node, on_cpu)
@@ -107,7 +107,7 @@ def refuse(nodes: Nodes, search: Search, replicas: int) -> PlacementRefusal:
 
 
 def _distance(node: Node, search: Search, on_cpu: bool) -> tuple[int, float]:
-    """Return how far a node is from having room: the reason, and how much is missing."""
+    """Return how far a model is from fitting on a node: the reason, and a distance for this reason."""
     size_bytes = search.demand.size_bytes
     steps = search.steps(node, on_cpu)
     for since, room_bytes in steps:
@@ -118,15 +118,15 @@ def _distance(node: Node, search: Search, on_cpu: bool) -> tuple[int, float]:
 
 
 def _blockers(node: Node, search: Search, on_cpu: bool) -> tuple[Blocker, ...]:
-    """Return the replicas to evict from a node: unprotected ones first, then those protected for a time."""
-    in_the_way = eviction_order(node.hot_on(on_cpu))
+    """Return the replicas to evict from a node: unprotected replicas first, then the least protected."""
+    residents = eviction_order(node.hot_on(on_cpu))
     if on_cpu:
-        in_the_way = [*smallest_first(node.cached()), *in_the_way]
-    blockers = {replica.key: _blocker(replica, search) for replica in in_the_way}
+        residents = [*smallest_first(node.cached()), *residents]
+    blockers = {replica.key: _blocker(replica, search) for replica in residents}
     rank = list(BlockReason).index
-    in_the_way.sort(key=lambda d: (rank(blockers[d.key].reason), blockers[d.key].protected_s))
+    residents.sort(key=lambda d: (rank(blockers[d.key].reason), blockers[d.key].protected_s))
     fits = partial(room, rules=search.rules, on_cpu=on_cpu)
-    evicted = fewest_evictions(in_the_way, node.resources, search.demand.size_bytes, fits) or []
+    evicted = fewest_evictions(residents, node.resources, search.demand.size_bytes, fits) or []
     return tuple(
         blockers[replica.key]
         for replica in evicted
@@ -151,7 +151,7 @@ def _blocker(replica: PlacedReplica, search: Search) -> Blocker:
 
 
 def explain_refusal(refusal: PlacementRefusal) -> str:
-    """Return why the model has no place, which models block it, and when to try again."""
+    """Explain why the model has no place, which models block it, and when to try again."""
     memory = "CPU memory" if refusal.on_cpu else "GPUs"
     need = f"{_name(refusal.model_key)} needs {_size(refusal.size_bytes)} "
     need += "of CPU memory" if refusal.on_cpu else "on GPUs"
@@ -160,8 +160,8 @@ def explain_refusal(refusal: PlacementRefusal) -> str:
     if refusal.node_name is None:
         return f"{need}; no node of this server has {memory}."
     if not refusal.blockers:
-        most = _size(refusal.capacity_bytes)
-        return f"{need}; the largest node, {refusal.node_name}, has {most}."
+        capacity = _size(refusal.capacity_bytes)
+        return f"{need}; the largest node, {refusal.node_name}, has {capacity}."
     room = f"room for {_size(refusal.room_bytes)}" if refusal.room_bytes else "no room"
     reasons = [f"{need}; {refusal.node_name} has {room}", *_reasons(refusal)]
     if refusal.retry_after_s is not None:
@@ -172,9 +172,9 @@ def explain_refusal(refusal: PlacementRefusal) -> str:
 def _reasons(refusal: PlacementRefusal) -> list[str]:
     reasons = []
     if dedicated := _blocked_by(refusal, BlockReason.DEDICATED):
-        reasons.append(f"{_names(dedicated)} (dedicated) would have to go")
+        reasons.append(f"{_names(dedicated)} (dedicated) would have to be evicted")
     if together := _blocked_by(refusal, BlockReason.TOGETHER):
-        reasons.append(f"{_names(together)} (asked for together with it) would have to go")
+        reasons.append(f"{_names(together)} (part of the same request) would have to be evicted")
     if young := _blocked_by(refusal, BlockReason.YOUNG):
         verb = "is" if len(young) == 1 else "are"
         until = _duration(max(young.values()))
@@ -183,7 +183,7 @@ def _reasons(refusal: PlacementRefusal) -> list[str]:
 
 
 def _blocked_by(refusal: PlacementRefusal, reason: BlockReason) -> dict[str, float]:
-    """Return the models that a reason protects, and for how many seconds more."""
+    """Return the models that a reason protects, with the remaining seconds of protection."""
     held: dict[str, float] = {}
     for blocker in refusal.blockers:
         if blocker.reason is reason:
@@ -201,7 +201,6 @@ def _names(models: Mapping[str, float]) -> str:
 
 
 def _name(model_key: str) -> str:
-    """Return the name that a user gives a model."""
     try:
         key = Variant.parse(model_key).model
     except ValueError:
@@ -214,6 +213,6 @@ def _size(size_bytes: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration for a person, rounded up so that a retry does not come too early."""
+    """Format a duration, rounded up so that a retry does not come too early."""
     step = 1 if seconds <= _MINUTE_S else _MINUTE_S if seconds <= 2 * _HOUR_S else _HOUR_S
     return format_duration(math.ceil(seconds / step) * step)

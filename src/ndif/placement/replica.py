@@ -1,4 +1,4 @@
-"""The record of one replica: its model, its place and the memory that it holds."""
+"""The record of one replica: its model, its place and its memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ndif.schema.states import DeploymentLevel
 
 
 class CandidateLevel(IntEnum):
-    """Cost of a replica on a node; the lowest level wins."""
+    """Cost of placing a replica on a node; the lowest level wins."""
 
     DEPLOYED = 0
-    """The replica is HOT there."""
+    """The replica is already HOT on the node."""
     CACHED_AND_FREE = 1
-    """The replica is WARM there, and there is room."""
+    """The replica is WARM on the node, and it fits without evictions."""
     FREE = 2
-    """No replica is there, and there is room."""
+    """A new replica fits without evictions."""
     CACHED_AND_FULL = 3
-    """The replica is WARM there, and others must be evicted."""
+    """The replica is WARM on the node, and other replicas must be evicted."""
     FULL = 4
-    """Other replicas must be evicted."""
+    """A new replica fits if other replicas are evicted."""
     CANT_ACCOMMODATE = 5
-    """No permitted eviction makes room."""
+    """The replica does not fit, even after every permitted eviction."""
 
 
 ReplicaKey = tuple[str, str]
@@ -32,11 +32,11 @@ ReplicaKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PlacedReplica:
-    """One replica of one model on one node, and the memory that it holds there.
+    """One replica of one model on one node, with its memory there.
 
-    A HOT replica on GPUs holds `gpu_mem_bytes_by_id`, CUDA contexts included. A WARM replica holds its size
-    of the node's CPU memory. A replica that runs on the CPU holds its size of CPU memory at either level,
-    because its weights do not move.
+    A HOT replica on GPUs holds `gpu_mem_bytes_by_id`, CUDA contexts included. A WARM replica holds
+    `size_bytes` of the node's CPU memory. A replica that runs on the CPU holds `size_bytes` of CPU memory
+    at both levels, because its weights do not move.
     """
 
     model_key: str
@@ -48,27 +48,27 @@ class PlacedReplica:
     """Unix time at which the replica last became HOT."""
     gpu_mem_bytes_by_id: Mapping[int, int] = field(default_factory=dict)
     gpu_memory_fraction: float | None = None
-    """Fraction of a shared GPU; None if its GPUs are not shared, or it has none."""
+    """Fraction of a shared GPU; None if the replica has no shared GPU."""
     dedicated: bool = False
     on_cpu: bool = False
 
     @property
     def key(self) -> ReplicaKey:
-        """Return the name of the replica in the cluster."""
+        """Return the replica's key, unique in the cluster."""
         return self.model_key, self.replica_id
 
     @property
     def name(self) -> str:
-        """Return the name of its actor."""
+        """Return the name of the replica's actor."""
         return f"ModelActor:{self.model_key}:{self.replica_id}"
 
     @property
     def cpu_bytes(self) -> int:
-        """Return the bytes that it holds of the node's CPU memory."""
+        """Return the bytes of the node's CPU memory that the replica holds."""
         return self.size_bytes if self.on_cpu or self.level is DeploymentLevel.WARM else 0
 
     def as_warm(self) -> PlacedReplica:
-        """Return the replica as WARM: not dedicated, and its GPUs free."""
+        """Return the replica as WARM: not dedicated, and without GPUs."""
         return replace(
             self,
             level=DeploymentLevel.WARM,
@@ -78,7 +78,7 @@ class PlacedReplica:
         )
 
     def has_same_place(self, other: PlacedReplica) -> bool:
-        """Return True if both hold the same memory of the same node, at the same level."""
+        """Return True if both replicas hold the same memory of the same node, at the same level."""
         return (
             self.node_id == other.node_id
             and self.level is other.level

@@ -1,4 +1,4 @@
-"""A simulated replica: it takes the time of a real one and does nothing."""
+"""A simulated replica, which takes the time of a real replica without its work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ndif.simulation.world import World
 
 
 class SimulatedActor:
-    """A stand-in for `ModelActor` whose steps take the time that the world defines, and are journaled."""
+    """A simulated `ModelActor` whose steps take the world's durations and are recorded in the journal."""
 
     def __init__(
         self, config: DeploymentConfig, deployment: PlacedReplica, world: World, journal: Journal
@@ -46,7 +46,7 @@ class SimulatedActor:
         self._run: asyncio.Future[str | None] | None = None
 
     async def start(self, progress: Progress) -> None:
-        """Take the time of loading from disk; see `ModelActor.start`."""
+        """Simulate loading from disk; see `ModelActor.start`."""
         self._hold(self._assigned)
         progress(0, self._bytes)
         await self._load(self._world.speeds.loading_s(self._bytes))
@@ -56,7 +56,7 @@ class SimulatedActor:
             usage.cold_loads += 1
 
     async def to_cache(self) -> None:
-        """Take the time of leaving the device; see `ModelActor.to_cache`."""
+        """Simulate leaving the device; see `ModelActor.to_cache`."""
         self._interrupt()
         if not self._on_cpu:
             await asyncio.sleep(self._world.speeds.caching_s(self._bytes))
@@ -66,7 +66,7 @@ class SimulatedActor:
             usage.evicted_warm += 1
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
-        """Take the time of returning to the device; see `ModelActor.from_cache`."""
+        """Simulate returning to the device; see `ModelActor.from_cache`."""
         self._hold(gpu_mem_bytes_by_id)
         self._is_warm = False
         if not self._on_cpu:
@@ -98,11 +98,11 @@ class SimulatedActor:
         try:
             reason = await self._run_for(min(run_s, limit_s))
         except ReplicaEvictedError:
-            # The request waits again, and may be refused then.
+            # The request waits again, and may now be refused.
             outcome.dispatched, outcome.on_cpu = None, False
             raise
         if reason is None and run_s > limit_s:
-            reason = f"The job ran longer than the {format_duration(limit_s)} that it may."
+            reason = f"The job ran longer than its limit of {format_duration(limit_s)}."
         if reason is not None:
             return Response(request.id, Status.ERROR, reason)
         return Response(request.id, Status.COMPLETED, "Your job has been completed.")
@@ -113,7 +113,7 @@ class SimulatedActor:
             self._run.set_result(reason)
 
     async def _run_for(self, seconds: float) -> str | None:
-        """Mark the GPUs busy for `seconds`; return the reason if the request was cancelled, else None."""
+        """Mark the GPUs busy for `seconds`; return the reason of a cancellation, else None."""
         run = self._run = asyncio.get_running_loop().create_future()
         gpus = self._gpus
         self._busy(gpus)
@@ -136,7 +136,7 @@ class SimulatedActor:
             usage.gpus_busy.change(now, gpus)
 
     def _hold(self, gpus: Mapping[int, int] | None, *, warm: bool = False) -> None:
-        """Record that the replica holds only these GPUs, or CPU memory."""
+        """Record that the replica holds exactly these GPUs, or CPU memory."""
         now = asyncio.get_running_loop().time()
         share = sum(held / self._gpu_bytes[index] for index, held in (gpus or {}).items())
         has_memory = warm or (self._on_cpu and gpus is not None)

@@ -1,8 +1,8 @@
-"""Generated requests that resemble a research server's day, and a cluster for them.
+"""Generated requests that resemble a day of a research server, and a cluster for them.
 
 The rate rises and falls with the hour. A few models get most requests (Zipf). Run times have a long tail
-(log-normal) and a median for each model. Users send bursts of requests for one model, because they try
-something, look at the result, and try again.
+(log-normal) and a median for each model. Users send bursts of requests for one model, because they
+experiment: they run a request, look at the result, and run the next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ndif.simulation.trace import TraceRequest
 DAY_S = 86400.0
 _BUSIEST_S = 15 * 3600.0
 _SWING = 0.75
-"""Fraction of the mean rate by which the rate rises and falls."""
+"""Amplitude of the rate, as a fraction of the mean rate."""
 _POPULARITY = 1.1
 """Exponent of the Zipf distribution."""
 _BURST = 12.0
@@ -34,7 +34,7 @@ _PACES = 0.7
 _LONGEST_RUN_S = 1800.0
 _PRIORITY = 0.02
 _EARLIER = 0.1
-"""Fraction of bursts from clients of the previous generation."""
+"""Fraction of bursts that clients of the previous generation send."""
 _FAMILIES = ("pythia", "qwen", "llama", "gemma", "mistral", "olmo", "falcon", "bloom", "phi", "opt")
 _SIZES_GB = (0.5, 1.5, 3, 6, 14, 16, 28, 64, 140, 460)
 _SHARES = (8, 12, 14, 14, 14, 14, 10, 8, 5, 1)
@@ -50,7 +50,7 @@ def cluster(models: Sequence[str], seed: int) -> str:
     """Return a cluster file for these models, the most popular first; the first two are dedicated."""
     rng = random.Random(f"{seed} cluster")  # noqa: S311 - no secret
     lines = [
-        "# What a cluster file may say besides: docs/simulation.md.",
+        "# For all fields of a cluster file, see docs/simulation.md.",
         "nodes:",
         "  - {name: a100, gpus: 8x80GiB, cpu_memory: 1TiB, count: 6}",
         "rules:",
@@ -67,33 +67,33 @@ def cluster(models: Sequence[str], seed: int) -> str:
 def trace(
     models: Sequence[str], requests: int, seed: int, *, users: int = 500, length_s: float = DAY_S
 ) -> list[TraceRequest]:
-    """Return `requests` requests for `models`, the most popular first; a seed fixes the result."""
+    """Return `requests` requests for `models`, the most popular first; equal seeds give equal results."""
     rng = random.Random(f"{seed} trace")  # noqa: S311 - no secret
     keys = [parse_model(name) for name in models]
     popularity = list(accumulate(1 / rank**_POPULARITY for rank in range(1, len(keys) + 1)))
     medians_s = {key: _RUN_S * math.exp(rng.gauss(0, _PACES)) for key in keys}
-    found: list[TraceRequest] = []
-    while len(found) < requests:
+    drawn: list[TraceRequest] = []
+    while len(drawn) < requests:
         (key,) = rng.choices(keys, cum_weights=popularity)
-        count = min(1 + int(rng.expovariate(1 / (_BURST - 1))), requests - len(found))
+        count = min(1 + int(rng.expovariate(1 / (_BURST - 1))), requests - len(drawn))
         user = f"user-{rng.randrange(users)}"
         at = _begin(rng, length_s)
         generation = "0.7" if rng.random() < _EARLIER else "0.8"
         priority = rng.random() < _PRIORITY
         for _ in range(count):
             run_s = min(medians_s[key] * math.exp(rng.gauss(0, _SPREAD)), _LONGEST_RUN_S)
-            # A burst that passes the end continues at the beginning, like one from the day before.
+            # A burst that passes the end continues at the beginning, like a burst of the previous day.
             begin, run_s = round(at % length_s, 3), round(run_s, 3)
-            found.append(
+            drawn.append(
                 TraceRequest(begin, key, user, run_s, generation=generation, priority=priority)
             )
             at += rng.expovariate(1 / _PAUSE_S)
-    found.sort(key=lambda request: request.at)
-    return found
+    drawn.sort(key=lambda request: request.at)
+    return drawn
 
 
 def _begin(rng: random.Random, length_s: float) -> float:
-    """Return the time at which a burst begins, likelier in busy hours."""
+    """Return the time at which a burst begins; busy hours are more likely."""
     while True:
         at = rng.uniform(0, length_s)
         rate = 1 + _SWING * math.cos(2 * math.pi * (at - _BUSIEST_S) / DAY_S)

@@ -18,7 +18,7 @@ HOUR_S = 3600.0
 
 
 class Meter:
-    """The integral of a level over time, in unit-seconds by the hour."""
+    """The integral of a level over time, in unit-seconds per hour."""
 
     __slots__ = ("_level", "_since", "hours")
 
@@ -51,17 +51,17 @@ class RequestOutcome:
     asked: TraceRequest
     received: float
     dispatched: float | None = None
-    """Time of the last dispatch; None while the request waits, also after it lost its replica."""
+    """Time of the last dispatch; None while the request waits, also after the loss of its replica."""
     ended: float | None = None
     """None while the request waits or runs."""
     error: str | None = None
     on_cpu: bool = False
-    """The request last ran without GPUs."""
+    """True if the request last ran without GPUs."""
 
 
 @dataclass(slots=True)
 class NodeUsage:
-    """The usage of a node, or by a model."""
+    """The usage of one node, or of one model."""
 
     cold_loads: int = 0
     warm_returns: int = 0
@@ -72,9 +72,9 @@ class NodeUsage:
     dropped: int = 0
     """Deletions of WARM replicas."""
     interrupted: int = 0
-    """Requests that lost their replica while they ran."""
+    """Requests that lost their replica during execution."""
     loading_s: float = 0.0
-    """Seconds that replicas were loading, from disk or from memory."""
+    """Seconds during which replicas loaded, from disk or from memory."""
     gpus_held: Meter = field(default_factory=Meter)
     """GPUs held by replicas, fractions included."""
     gpus_busy: Meter = field(default_factory=Meter)
@@ -87,7 +87,7 @@ class Journal:
 
     def __init__(self, trace: Sequence[TraceRequest]) -> None:
         origin = trace[0].at
-        self.outcomes = [RequestOutcome(asked, asked.at - origin) for asked in trace]
+        self.outcomes = [RequestOutcome(request, request.at - origin) for request in trace]
         self.by_model: defaultdict[Variant, NodeUsage] = defaultdict(NodeUsage)
         self.by_node: defaultdict[str, NodeUsage] = defaultdict(NodeUsage)
         self.statuses: Counter[Status] = Counter()
@@ -105,11 +105,11 @@ class Journal:
                 meter.read(now)
 
     def of(self, request: Request) -> RequestOutcome:
-        """Return the outcome of a request, whose id is its position in the trace."""
+        """Return the outcome of a request; the request's id is its position in the trace."""
         return self.outcomes[int(request.id)]
 
     def record(self, request: Request, response: Response, now: float) -> None:
-        """Record an update to a client; raise RuntimeError if its request ends twice."""
+        """Record an update to a client; raise a RuntimeError if the request ends twice."""
         self.statuses[response.status] += 1
         if response.status is Status.DISPATCHED:
             self.of(request).dispatched = now
@@ -126,7 +126,7 @@ class Journal:
 
 
 class JournalBroker(MemoryBroker):
-    """The in-memory broker with clients that stay connected; records every update."""
+    """An in-memory broker whose clients stay connected, and that records every update."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The report of a simulation: waits, loads, evictions and use, by model, by node, by hour and in total.
 
-Plain values for JSON, which do not depend on the machine that runs the simulation.
+A report consists of plain values for JSON and does not depend on the machine that runs the simulation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Name = tuple[str, str]
 
 _MOST_REASONS = 20
 _PARTICULARS = re.compile(r"'[^']*'|\d[\d.,]*")
-"""Names and numbers, which differ between two sentences about the same problem."""
+"""Names and numbers, which differ between messages about the same problem."""
 _LEVELS = (0.5, 0.9, 0.99)
 _ALL = slice(None)
 
@@ -33,7 +33,7 @@ def report(world: World, journal: Journal, seed: int) -> Row:
     cpu = {node.id: node.resources.cpu_bytes for node in world.nodes}
     usages = {node.id: journal.by_node[node.id] for node in world.nodes}
     nodes = list(usages.values())
-    whole = sum(gpus.values()), sum(cpu.values()), journal.ended_s
+    totals = sum(gpus.values()), sum(cpu.values()), journal.ended_s
     return {
         "trace": {
             "requests": len(outcomes),
@@ -44,27 +44,27 @@ def report(world: World, journal: Journal, seed: int) -> Row:
             "seed": seed,
         },
         "overall": {
-            **_of_requests(outcomes),
-            **_of_replicas(nodes),
-            **_use(nodes, *whole),
+            **_request_figures(outcomes),
+            **_replica_figures(nodes),
+            **_use(nodes, *totals),
         },
         "errors": _errors(outcomes),
-        "models": _models(journal, whole[0] * journal.ended_s),
+        "models": _models(journal, totals[0] * journal.ended_s),
         "nodes": [
             {
                 "node": node.name,
                 "gpus": gpus[node.id],
-                **_of_replicas([usages[node.id]]),
+                **_replica_figures([usages[node.id]]),
                 **_use([usages[node.id]], gpus[node.id], cpu[node.id], journal.ended_s),
             }
             for node in world.nodes
         ],
-        "hours": _hours(outcomes, nodes, *whole),
+        "hours": _hours(outcomes, nodes, *totals),
     }
 
 
-def _of_requests(outcomes: Sequence[RequestOutcome]) -> Row:
-    """Return counts of outcomes, and quantiles of waits and run times of requests that ran."""
+def _request_figures(outcomes: Sequence[RequestOutcome]) -> Row:
+    """Return counts of outcomes, and quantiles of the waits and run times of executed requests."""
     ran = [o for o in outcomes if o.dispatched is not None and o.ended is not None]
     return {
         "requests": len(outcomes),
@@ -78,7 +78,7 @@ def _of_requests(outcomes: Sequence[RequestOutcome]) -> Row:
     }
 
 
-def _of_replicas(usages: Sequence[NodeUsage]) -> Row:
+def _replica_figures(usages: Sequence[NodeUsage]) -> Row:
     return {
         "cold_loads": sum(usage.cold_loads for usage in usages),
         "warm_returns": sum(usage.warm_returns for usage in usages),
@@ -93,19 +93,19 @@ def _of_replicas(usages: Sequence[NodeUsage]) -> Row:
 def _use(
     usages: Sequence[NodeUsage], gpus: int, cpu_bytes: int, length_s: float, hours: slice = _ALL
 ) -> Row:
-    """Return the fractions of GPUs busy and held, and of CPU memory held, in these hours."""
+    """Return the busy and held fractions of GPUs, and the held fraction of CPU memory, in these hours."""
     return {
-        **_use_of_gpus(usages, gpus * length_s, hours),
-        "cpu_memory_held": _part(
+        **_gpu_use(usages, gpus * length_s, hours),
+        "cpu_memory_held": _fraction(
             _total([u.cpu_bytes for u in usages], hours), cpu_bytes * length_s
         ),
     }
 
 
-def _use_of_gpus(usages: Sequence[NodeUsage], gpu_s: float, hours: slice = _ALL) -> Row:
+def _gpu_use(usages: Sequence[NodeUsage], gpu_s: float, hours: slice = _ALL) -> Row:
     return {
-        "gpu_utilisation": _part(_total([u.gpus_busy for u in usages], hours), gpu_s),
-        "gpus_held": _part(_total([u.gpus_held for u in usages], hours), gpu_s),
+        "gpu_utilisation": _fraction(_total([u.gpus_busy for u in usages], hours), gpu_s),
+        "gpus_held": _fraction(_total([u.gpus_held for u in usages], hours), gpu_s),
     }
 
 
@@ -129,29 +129,32 @@ def _models(journal: Journal, gpu_s: float) -> list[Row]:
             {
                 "model": name[0],
                 "generation": name[1],
-                **_of_requests(outcomes[name]),
-                **_of_replicas(usages[name]),
-                **_use_of_gpus(usages[name], gpu_s),
-                "busy_while_held": _part(busy_s, held_s),
+                **_request_figures(outcomes[name]),
+                **_replica_figures(usages[name]),
+                **_gpu_use(usages[name], gpu_s),
+                "busy_while_held": _fraction(busy_s, held_s),
             }
         )
     return rows
 
 
 def _name(model: ModelKey, generation: str) -> _Name:
-    """Return a name that all keys of one model share, and its generation."""
+    """Return a name that all keys of one model share, and the generation."""
     revision = f"@{model.revision}" if model.revision else ""
     return f"{model.repo_id.lower()}{revision}", generation
 
 
 def _errors(outcomes: Iterable[RequestOutcome]) -> list[Row]:
-    """Return error messages, the most frequent first; names and numbers make no difference."""
-    alike: defaultdict[str, list[str]] = defaultdict(list)
+    """Return error messages, most frequent first; differences in names and numbers are ignored."""
+    by_problem: defaultdict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None:
-            alike[_PARTICULARS.sub("…", outcome.error)].append(outcome.error)
-    found = sorted(alike.items(), key=lambda pair: (-len(pair[1]), pair[0]))
-    return [{"requests": len(said), "for_example": said[0]} for _, said in found[:_MOST_REASONS]]
+            by_problem[_PARTICULARS.sub("…", outcome.error)].append(outcome.error)
+    ranked = sorted(by_problem.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+    return [
+        {"requests": len(sentences), "for_example": sentences[0]}
+        for _, sentences in ranked[:_MOST_REASONS]
+    ]
 
 
 def _hours(
@@ -161,18 +164,18 @@ def _hours(
     cpu_bytes: int,
     span_s: float,
 ) -> list[Row]:
-    """Return a row for each hour: its requests, their waits, and the use of memory and GPUs."""
-    came: defaultdict[int, list[RequestOutcome]] = defaultdict(list)
+    """Return a row for each hour, with its requests, their waits, and the use of memory and GPUs."""
+    by_hour: defaultdict[int, list[RequestOutcome]] = defaultdict(list)
     for outcome in outcomes:
-        came[int(outcome.received // HOUR_S)].append(outcome)
+        by_hour[int(outcome.received // HOUR_S)].append(outcome)
     rows = []
     for hour in range(max(int(-(-span_s // HOUR_S)), 1)):
         length_s = min(HOUR_S, span_s - hour * HOUR_S)
-        waits = [o.dispatched - o.received for o in came[hour] if o.dispatched is not None]
+        waits = [o.dispatched - o.received for o in by_hour[hour] if o.dispatched is not None]
         rows.append(
             {
                 "hour": hour,
-                "requests": len(came[hour]),
+                "requests": len(by_hour[hour]),
                 "wait_s": _quantiles(waits),
                 **_use(nodes, gpus, cpu_bytes, length_s, slice(hour, hour + 1)),
             }
@@ -181,19 +184,19 @@ def _hours(
 
 
 def _quantiles(values: Iterable[float]) -> Row | None:
-    """Return percentiles by nearest rank, so that each is a value that occurred; None without values."""
+    """Return percentiles by nearest rank, which are values that occurred; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None
-    found = {
+    percentiles = {
         f"p{level * 100:g}": _round(ordered[-(-int(level * 1000) * len(ordered) // 1000) - 1])
         for level in _LEVELS
     }
-    return {**found, "max": _round(ordered[-1])}
+    return {**percentiles, "max": _round(ordered[-1])}
 
 
-def _part(of: float, whole: float) -> float | None:
-    return round(of / whole, 6) + 0.0 if whole else None
+def _fraction(amount: float, whole: float) -> float | None:
+    return round(amount / whole, 6) + 0.0 if whole else None
 
 
 def _round(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""The replay of a trace by the server's own queue, controller and reconciler, with simulated replicas."""
+"""Replay of a trace by the server's own queue, controller and reconciler, with simulated replicas."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ndif.tasks import within
 
 _SYNC_S = 30.0
 _PATIENCE_S = 86400.0
-"""Seconds after the last request until unfinished requests are given up."""
+"""Seconds after the last request after which the simulation ends with unfinished requests."""
 _NEVER_S = 1e9
 """Seconds between position updates: simulated clients read none."""
 _SUBSCRIPTION = "simulation"
@@ -43,7 +43,7 @@ _EVERY = 1000
 _MOST_NAMED = 5
 
 Progress = Callable[[int], None]
-"""Called now and then with the number of requests sent."""
+"""Called regularly with the number of sent requests."""
 
 
 def run(
@@ -52,7 +52,7 @@ def run(
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> Journal:
-    """Replay a trace, ordered by time; equal arguments give equal journals.
+    """Replay a trace that is ordered by time; equal arguments give equal journals.
 
     Raises:
         TraceError: If the size of a model is unknown.
@@ -62,11 +62,11 @@ def run(
     if unknown:
         more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
         raise TraceError(
-            f"These models of the trace have no size: "
-            f"{', '.join(unknown[:_MOST_NAMED])}{more}. Name them under models in the cluster file, or "
-            "add default_size there."
+            f"The sizes of these models of the trace are unknown: "
+            f"{', '.join(unknown[:_MOST_NAMED])}{more}. Add them to models in the cluster file, or "
+            "add default_size."
         )
-    # Otherwise the garbage collector would traverse the whole trace repeatedly, and free nothing.
+    # Otherwise the garbage collector would traverse the whole trace repeatedly without freeing memory.
     gc.collect()
     gc.freeze()
     try:
@@ -130,27 +130,27 @@ class _Simulation:
 
     async def _send(self, broker: JournalBroker, journal: Journal) -> None:
         loop = asyncio.get_running_loop()
-        for number, asked in enumerate(self.trace):
-            if (left_s := asked.at - self._now()) > 0:
+        for number, request in enumerate(self.trace):
+            if (left_s := request.at - self._now()) > 0:
                 await asyncio.sleep(left_s)
             journal.outcomes[number].received = loop.time()
             if number % _EVERY == 0:
                 self.progress(number)
             await broker.submit(
                 Request(
-                    model=asked.model,
-                    generation=asked.generation,
+                    model=request.model,
+                    generation=request.generation,
                     wire=Wire.ENVELOPE,
                     payload=b"",
                     compress=False,
                     base_url="",
                     subscription_id=_SUBSCRIPTION,
-                    user=asked.user,
-                    weight=asked.weight,
-                    priority=asked.priority,
+                    user=request.user,
+                    weight=request.weight,
+                    priority=request.priority,
                     hotswapping=True,
                     id=str(number),
-                    received=asked.at,
+                    received=request.at,
                 )
             )
         self.progress(len(self.trace))
@@ -158,7 +158,7 @@ class _Simulation:
     async def _evaluate(self, config: DeploymentConfig, generation: str) -> Measured:
         size_bytes = self.world.replica_bytes(config)
         if size_bytes is None:
-            raise ActorError("its size is not known")
+            raise ActorError("its size is unknown")
         return Measured(size_bytes)
 
     async def _discover(self) -> tuple[Node, ...]:

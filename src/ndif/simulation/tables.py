@@ -14,8 +14,8 @@ from ndif.config.units import format_duration
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
-def show(report: Mapping[str, Any], console: Console, most: int) -> None:
-    """Print a report, with at most `most` models and nodes."""
+def show(report: Mapping[str, Any], console: Console, limit: int) -> None:
+    """Print a report, with at most `limit` models and nodes."""
     trace, overall = report["trace"], report["overall"]
     console.print(
         f"[bold]{trace['requests']:,}[/] requests of {trace['users']:,} users for {trace['models']:,} "
@@ -25,12 +25,12 @@ def show(report: Mapping[str, Any], console: Console, most: int) -> None:
     console.print(
         f"{overall['completed']:,} completed, {overall['refused']:,} refused, {overall['failed']:,} "
         f"failed, {overall['unfinished']:,} unfinished; {overall['on_cpu']:,} ran without GPUs. "
-        f"{overall['interrupted']:,} times a request lost its replica and waited for another."
+        f"{overall['interrupted']:,} times a request lost its replica and waited for another replica."
     )
     tables = [
-        _rows(report["models"], "model", most),
-        _rows(report["nodes"], "node", most),
-        _altogether(report),
+        _rows(report["models"], "model", limit),
+        _rows(report["nodes"], "node", limit),
+        _totals(report),
     ]
     if report["errors"]:
         errors = Table("requests", title="Refused and failed", title_justify="left")
@@ -43,18 +43,18 @@ def show(report: Mapping[str, Any], console: Console, most: int) -> None:
         console.print(table)
 
 
-def _rows(rows: Sequence[Mapping[str, Any]], what: str, most: int) -> Table:
-    """Return a table of models, with their requests, or of nodes, with their GPUs."""
-    are_models = what == "model"
-    title = f"The {most} {what}s that were asked for most, of {len(rows)}"
-    table = Table(title=title if len(rows) > most else None, title_justify="left")
-    table.add_column(what, overflow="fold", min_width=12)
+def _rows(rows: Sequence[Mapping[str, Any]], kind: str, limit: int) -> Table:
+    """Return a table of models with their requests, or of nodes with their GPUs."""
+    are_models = kind == "model"
+    title = f"The first {limit} {kind}s, of {len(rows)}"
+    table = Table(title=title if len(rows) > limit else None, title_justify="left")
+    table.add_column(kind, overflow="fold", min_width=12)
     headings = ["requests", "errors", "p50", "p90", "p99", "most"] if are_models else ["gpus"]
     for heading in (*headings, "cold", "warm", "evicted", "busy", "held"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows[:most]:
+    for row in rows[:limit]:
         table.add_row(
-            escape(row[what]) + (f" [dim]{row['generation']}[/]" if are_models else ""),
+            escape(row[kind]) + (f" [dim]{row['generation']}[/]" if are_models else ""),
             *(_requests(row) if are_models else [f"{row['gpus']}"]),
             f"{row['cold_loads']:,}",
             f"{row['warm_returns']:,}",
@@ -72,16 +72,16 @@ def _requests(row: Mapping[str, Any]) -> list[str]:
     return [f"{row['requests']:,}", f"{errors:,}" if errors else "-", *levels]
 
 
-def _altogether(report: Mapping[str, Any]) -> Table:
+def _totals(report: Mapping[str, Any]) -> Table:
     overall, hours = report["overall"], report["hours"]
-    table = Table(title="Altogether", title_justify="left", show_header=False)
+    table = Table(title="Total", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
     for name, label in (("wait_s", "waits"), ("run_s", "run times")):
-        found = overall[name]
-        if found:
+        quantiles = overall[name]
+        if quantiles:
             text = ", ".join(
-                f"{level} {format_duration(seconds)}" for level, seconds in found.items()
+                f"{level} {format_duration(seconds)}" for level, seconds in quantiles.items()
             )
             table.add_row(label, text)
     table.add_row(
@@ -90,7 +90,7 @@ def _altogether(report: Mapping[str, Any]) -> Table:
     table.add_row(
         "evictions",
         f"{overall['evicted_to_warm']:,} to WARM, {overall['evicted_to_cold']:,} to COLD; "
-        f"{overall['dropped_from_warm']:,} WARM ones dropped",
+        f"{overall['dropped_from_warm']:,} WARM replicas dropped",
     )
     requests = [hour["requests"] for hour in hours]
     table.add_row("requests", f"{_bars(requests)}  by the hour, at most {max(requests):,}")
@@ -107,9 +107,8 @@ def _altogether(report: Mapping[str, Any]) -> Table:
 
 
 def _bars(values: list[float]) -> str:
-    """Return a bar chart of non-negative values in one line of text."""
-    most = max(values) or 1.0
-    return "".join(_BARS[round(value / most * (len(_BARS) - 1))] for value in values)
+    largest = max(values) or 1.0
+    return "".join(_BARS[round(value / largest * (len(_BARS) - 1))] for value in values)
 
 
 def _percent(part: float | None) -> str:

@@ -1,7 +1,8 @@
-"""A trace of requests with their users, times and run times: one JSON object a line.
+"""A trace of requests with their users, times and run times, as a file with one JSON object per line.
 
-`{"at": 12.5, "model": "org/name", "user": "ada", "run_s": 0.8}`, and optionally `generation`, `weight` and
-`priority`. `at` is seconds from any beginning, or an ISO 8601 time; a file uses one of the two.
+A line is `{"at": 12.5, "model": "org/name", "user": "ada", "run_s": 0.8}`, optionally with `generation`,
+`weight` and `priority`. `at` is a number of seconds from any beginning, or an ISO 8601 time; a file uses
+only one of the two.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LONGEST_LINE = 64 * 1024
 
 
 class TraceError(NdifError):
-    """The trace cannot be replayed; each line of the message is a problem with its place."""
+    """The trace cannot be replayed; each line of the message is a problem with its location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class TraceRequest:
     """One request of a trace."""
 
     at: float
-    """Seconds from any beginning; Unix seconds if the trace has dates."""
+    """Seconds from any beginning; Unix time if the trace has dates."""
     model: ModelKey
     user: str
     run_s: float
@@ -42,8 +43,8 @@ class TraceRequest:
     priority: bool = False
 
     def line(self) -> str:
-        """Return the request as a line for `read`, without default values."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        """Return the request as a line that `read` parses, without default values."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given = {name: value for name, value in fields.items() if value != _DEFAULTS.get(name)}
         return json.dumps({**given, "model": self.model.repo_id}, ensure_ascii=False)
 
@@ -75,8 +76,8 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "weight": (lambda value: _number(value) > 0, "a number above 0"),
     "priority": (lambda value: isinstance(value, bool), "true or false"),
 }
-"""For each field, a check of its value and a description of valid values."""
-_DEFAULTS = {each.name: each.default for each in dataclasses.fields(TraceRequest)}
+"""A check and a description of valid values, by field."""
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TraceRequest)}
 _NEEDED = [name for name, default in _DEFAULTS.items() if default is dataclasses.MISSING]
 
 
@@ -110,32 +111,32 @@ def read(lines: Iterable[str], source: str) -> list[TraceRequest]:
     if problems:
         raise TraceError("\n".join(problems))
     if not requests:
-        raise TraceError(f"{source} holds no requests.")
+        raise TraceError(f"{source} contains no requests.")
     return sorted(requests, key=lambda request: request.at)
 
 
 class _LineError(ValueError):
-    """A line is malformed; the message is the reason, without a full stop."""
+    """A line is invalid; the message is the reason, without a full stop."""
 
 
 def _request(
     line: str, models: dict[str, ModelKey], first_dated: bool | None
 ) -> tuple[TraceRequest, bool]:
-    """Return the request of a line, and True if its time is a date; all lines must agree in that.
+    """Return the request of a line, and True if its time is a date, as in either all lines or none.
 
     `models` caches parsed names.
     """
     if len(line) > _LONGEST_LINE:
-        raise _LineError(f"it is longer than {_LONGEST_LINE:,} characters")
+        raise _LineError(f"the line is longer than {_LONGEST_LINE:,} characters")
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise _LineError(f"this is no JSON: {getattr(error, 'msg', error)}") from error
+        raise _LineError(f"this is not JSON: {getattr(error, 'msg', error)}") from error
     if not isinstance(fields, dict):
-        raise _LineError(f"it must be one request, a JSON object, not {quoted(fields)}")
+        raise _LineError(f"a request must be a JSON object, not {quoted(fields)}")
     for name in sorted(fields.keys() - _FIELDS.keys()):
         raise _LineError(
-            f"{quoted(name)} is no field of a request. There are: {', '.join(_FIELDS)}"
+            f"{quoted(name)} is not a field of a request. Fields are: {', '.join(_FIELDS)}"
         )
     for name in _NEEDED:
         if name not in fields:
@@ -161,7 +162,7 @@ def _request(
 
 def _unix_seconds(text: str) -> float:
     try:
-        # Python 3.10 reads no Z.
+        # Python 3.10 does not parse Z.
         moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
     except ValueError as error:
         raise _LineError(

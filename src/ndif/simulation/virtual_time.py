@@ -1,7 +1,7 @@
-"""An event loop in virtual time: instead of sleeping, its clock jumps to the next timer.
+"""An event loop in virtual time: instead of sleeping, the clock jumps to the next timer.
 
-It runs ordinary asyncio code that waits only for timers and for other code on the same loop. Input and
-output, threads and processes are refused, because they take real time.
+The loop runs ordinary asyncio code that waits only for timers and for other code on the same loop. It
+refuses input and output, threads and processes, because they take real time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 _MOST_NAMED = 5
 _RESOLUTION_S = time.get_clock_info("monotonic").resolution
-"""Resolution of an event loop's clock: times closer together are one moment."""
+"""Resolution of an event loop's clock; times closer together count as equal."""
 
 
 class DeadlockError(RuntimeError):
-    """No task is ready and no timer is set, so every task would wait forever."""
+    """No task is ready and no timer is set, so that every task would wait forever."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose `time()` starts at 0 and advances only while every task waits.
 
-    A wait that could never end raises `DeadlockError`.
+    A wait that cannot end raises a `DeadlockError`.
     """
 
     def __init__(self) -> None:
@@ -43,18 +43,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
     def run_in_executor(self, *_: object) -> NoReturn:
-        """Refuse: a thread takes real time."""
-        raise RuntimeError("There are no threads in virtual time.")
+        """Raise a RuntimeError, because a thread takes real time."""
+        raise RuntimeError("Virtual time supports no threads.")
 
     async def subprocess_exec(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: a process takes real time."""
-        raise RuntimeError("There are no processes in virtual time.")
+        """Raise a RuntimeError, because a process takes real time."""
+        raise RuntimeError("Virtual time supports no processes.")
 
     subprocess_shell = subprocess_exec
 
 
 class _Clock(selectors.BaseSelector):
-    """A selector that advances the clock: a loop calls `select` when it would sleep."""
+    """A selector that advances the clock when the loop calls `select` to sleep."""
 
     def __init__(self, waiting: Callable[[], str]) -> None:
         self.now = 0.0
@@ -62,11 +62,11 @@ class _Clock(selectors.BaseSelector):
         self._keys: dict[Any, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Advance the clock; nothing is ever ready to be read or written."""
+        """Advance the clock by `timeout`; no file is ever ready to be read or written."""
         if timeout is None:
             raise DeadlockError(
-                f"At {format_duration(self.now)} of virtual time nothing is ready and no timer is set, "
-                f"so this would never go on. {self._waiting()}"
+                f"At {format_duration(self.now)} of virtual time no task is ready and no timer is set, "
+                f"so the loop would wait forever. {self._waiting()}"
             )
         self.now += timeout
         if timeout > 0 and math.ulp(self.now) > _RESOLUTION_S:
@@ -75,9 +75,9 @@ class _Clock(selectors.BaseSelector):
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """Accept the loop's own wake-up pipe, which is never used; refuse everything else."""
+        """Accept the loop's own wake-up pipe, which is never used; refuse every other file."""
         if self._keys:
-            raise RuntimeError("There is no input or output in virtual time.")
+            raise RuntimeError("Virtual time supports no input or output.")
         key = self._keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
         return key
 
@@ -89,7 +89,7 @@ class _Clock(selectors.BaseSelector):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end in virtual time, then cancel remaining tasks."""
+    """Run `main` to its end in virtual time, then cancel the remaining tasks."""
     with contextlib.closing(VirtualLoop()) as loop:
         try:
             return loop.run_until_complete(main)

@@ -1,11 +1,11 @@
-"""A replica on another machine: a `ModelActor` over Ray.
+"""A replica on another node: a `ModelActor` over Ray.
 
 Ray keeps a process on the replica's node (`ndif.cluster.remote_actor`). Only the leader knows its pending
 calls to that process; the next leader repeats them.
 
-Jobs travel on a Redis channel: two dedicated cores carry only 500 to 1,200 Ray calls a second, and the job
-itself costs no more than a tenth of a call. If the channel gives no answer soon, a Ray call asks for the
-job's end; it returns even if the replica is lost.
+Jobs are sent over a Redis channel: two dedicated cores handle only 500 to 1,200 Ray calls a second, and the
+job itself costs at most a tenth of a call. If the channel does not answer soon, a Ray call waits
+for the job's end, and returns even if the replica is lost.
 """
 
 from __future__ import annotations
@@ -55,31 +55,31 @@ _AGAIN_S = 0.5
 _SILENT_S = 60.0
 """Seconds without an answer after which a replica's process counts as frozen."""
 _MADE_S = 300.0
-"""Seconds that Ray has to start a replica's process, up to its first answer."""
+"""Seconds that Ray has to start a replica's process, until the first answer."""
 _PINGS = 6
-"""Number of pings to a process in `_SILENT_S`."""
-_NOTHING = (-1, -1)
-"""Progress that no replica has, so that it answers at once."""
+"""Number of pings to a process during `_SILENT_S`."""
+_NO_PROGRESS = (-1, -1)
+"""Progress that no replica has, so that a replica answers at once."""
 _REPORT_S = 0.2
 _SOON_S = 1.0
 _STOP_S = 15.0
-"""Seconds after which a replica that is ending is killed with its processes."""
+"""Seconds after which an ending replica is killed with its processes."""
 
 
 @dataclass(eq=False)
 class RayModelActor:
-    """The leader's side of a replica in another process, over Ray and a job channel."""
+    """The leader's client of a replica in another process, over Ray and a job channel."""
 
     name: str
     make: Callable[[], Any]
-    """Creates the process in Ray; may block for long."""
+    """Creates the process in Ray; may block for a long time."""
     job_sender: JobSender
     whereabouts: MutableMapping[str, RayModelActor]
-    """Replicas that run jobs of an earlier leader, by request id."""
+    """Replicas that run an earlier leader's jobs, by request id."""
     _handle: Any = None
-    """Ray's handle of the process; given if another leader has started it."""
+    """Ray's handle of the process; given if another leader has started the process."""
     node_id: str = ""
-    """The node that it was placed on; empty until that is known."""
+    """The replica's node; empty until it is known."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     device_failure: DeviceFailure | None = None
     model: ServedModel | None = None
@@ -87,55 +87,57 @@ class RayModelActor:
     silent_s: float = _SILENT_S
     """Seconds without an answer after which the replica is ended."""
     shared_passes: None = None
-    """A replica of another process runs each request alone."""
+    """None: a replica in another process runs each request alone."""
     made_s: float = _MADE_S
     """Seconds without a first answer after which the replica is ended."""
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
     _run_by: tuple[str, RayModelActor] | None = None
     _cancels: bool = False
-    """True once the job that runs was cancelled."""
+    """True once the running job was cancelled."""
     _news: asyncio.Future[Response | None] | None = None
     _evicted: bool = False
     _gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the replica is given up, although Ray does not report its end."""
+    """Set once the replica is given up, even if Ray does not report its end."""
     _why_gone: str = ""
     _unreached: int = 0
-    """Number of calls that did not reach the replica, as Ray reported."""
+    """Number of calls that Ray could not deliver to the replica."""
     _cancelling: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self._handle is not None:
-            self._have(self._handle)
+            self._take_handle(self._handle)
 
     async def describe(self) -> ReplicaDescription:
-        """Introduce this process, and return the replica's own description.
+        """Introduce the leader to the replica, and return the replica's description of itself.
 
-        Raise a `ReplicaLostError` if the replica is lost; one of another version may cause a `ValueError`.
+        Raises:
+            ReplicaLostError: If the replica is lost.
+            ValueError: If the replica is of another version.
         """
         await self._ask("follow", self.job_sender.introduction)
         described = from_json(ReplicaDescription, await self._ask("describe"))
         self.model = described.model
         return described
 
-    def _have(self, handle: Any) -> None:
+    def _take_handle(self, handle: Any) -> None:
         self._handle = handle
         self._watching = [
             asyncio.create_task(self._watch(), name="watch over a replica"),
             asyncio.create_task(self._end_if_silent(), name="sign of life"),
         ]
 
-    async def _made(self, making: asyncio.Future[Any]) -> None:
-        """Take the handle once Ray has made the actor, for which `start` and `stop` may both wait."""
+    async def _await_handle(self, making: asyncio.Future[Any]) -> None:
+        """Take the handle once Ray has created the actor; `start` and `stop` may both wait for it."""
         handle = await asyncio.shield(making)
         if self._handle is None:
-            self._have(handle)
+            self._take_handle(handle)
 
     async def start(self, progress: Progress) -> None:
         try:
             if self._handle is None:
-                # Ray waits for its head here.
+                # Ray blocks here until its head answers.
                 self._making = aside(self.make)
-                await self._made(self._making)
+                await self._await_handle(self._making)
             reporting = asyncio.create_task(self._report(progress), name="progress")
             try:
                 await self._ask("follow", self.job_sender.introduction)
@@ -161,15 +163,15 @@ class RayModelActor:
         self.model = answer.model
 
     async def _report(self, progress: Progress) -> None:
-        known = (0, 0)
+        reported = (0, 0)
         with contextlib.suppress(ReplicaLostError):
             while True:
-                known = tuple(await self._ask("progress", known))
-                progress(*known)
+                reported = tuple(await self._ask("progress", reported))
+                progress(*reported)
                 await asyncio.sleep(_REPORT_S)
 
     async def to_cache(self) -> None:
-        with contextlib.suppress(ReplicaLostError):  # `ended` says so
+        with contextlib.suppress(ReplicaLostError):  # the loss also sets `ended`
             await self._ask("to_cache")
 
     async def from_cache(self, gpu_mem_bytes_by_id: Mapping[int, int]) -> None:
@@ -182,13 +184,13 @@ class RayModelActor:
     async def stop(self) -> None:
         self._evicted = self._evicted or not self.ended.is_set()
         if self._making is not None and self._handle is None:
-            with contextlib.suppress(Exception):  # then there is nothing to end
-                await self._made(self._making)
+            with contextlib.suppress(Exception):  # then there is no process to end
+                await self._await_handle(self._making)
         if self._handle is not None:
             with contextlib.suppress(ReplicaLostError, RayError, asyncio.TimeoutError):
                 await within(self._ask("stop"), _STOP_S)
             await self._kill()
-        # Ray may not report its end, and is not asked again.
+        # Ray may not report the end, and is not asked again.
         self._give_up(_ENDED)
 
     async def _kill(self) -> None:
@@ -201,22 +203,22 @@ class RayModelActor:
             task.cancel()
 
     async def run(self, request: Request, respond: Respond) -> Response:
-        """See `ModelActor.run`. The replica delivers every further update itself."""
+        """See `ModelActor.run`. The replica itself delivers all further updates."""
         self._cancels = False
-        elsewhere = self.whereabouts.get(request.id)
+        earlier = self.whereabouts.get(request.id)
         try:
-            if elsewhere is not None:
-                self._run_by = request.id, elsewhere
-                response = await self._run_elsewhere(request, elsewhere, respond)
+            if earlier is not None:
+                self._run_by = request.id, earlier
+                response = await self._run_elsewhere(request, earlier, respond)
                 if response is not None:
                     return response
             self._run_by = request.id, self
             if request.subscription_id is None:
                 await announce(request, respond)
-            return await self._run_soon(request) or await self._run(request)
+            return await self._run_by_channel(request) or await self._run(request)
         except ClientLeftError:
             if self._cancels and self._run_by == (request.id, self):
-                # The job was not sent. It will be if its client comes back, and must then run.
+                # The job was not sent. If its client returns, the job is sent, and must then run.
                 await end(self._cancelling)
                 self._handle.revoke_cancel.remote(request.id)
             raise
@@ -228,9 +230,11 @@ class RayModelActor:
     ) -> Response | None:
         """Return the response from the replica that another leader chose; None if that replica was lost.
 
-        Raise an `EndedError` if it was lost after the job had ended.
+        Raise an `EndedError` if the replica was lost after the end of the job.
         """
-        if not await self.job_sender.is_complete(request):  # else the client already has its end
+        if not await self.job_sender.is_complete(
+            request
+        ):  # else the client already has the job's end
             await announce(request, respond)
         self.whereabouts.pop(request.id, None)
         try:
@@ -242,8 +246,8 @@ class RayModelActor:
                 raise
             return None
 
-    async def _run_soon(self, request: Request) -> Response | None:
-        """Send a job on the replica's channel; return the response if it arrives soon, else None."""
+    async def _run_by_channel(self, request: Request) -> Response | None:
+        """Send a job over the replica's channel; return the response if it arrives soon, else None."""
         if self.ended.is_set():
             return None
         loop = asyncio.get_running_loop()
@@ -277,7 +281,7 @@ class RayModelActor:
         if self._run_by is not None:
             self._cancels = True
             request_id, actor = self._run_by
-            # Sent at once, because a later `revoke_cancel` must arrive after this.
+            # Send at once: a later `revoke_cancel` must arrive after this call.
             sent = actor._handle.cancel.remote(request_id, reason)
             start(actor._ensure_cancelled(sent, request_id, reason), self._cancelling, "cancel")
 
@@ -289,9 +293,9 @@ class RayModelActor:
                 await self._ask("cancel", request_id, reason)
 
     def node_is_gone(self) -> None:
-        """End the replica with its node, whatever Ray reports about the replica itself.
+        """End the replica with its node, regardless of Ray's reports about the replica itself.
 
-        A restarted head may not report the death of an actor that ran on the head before.
+        A restarted head may not report the death of an actor that ran on the previous head.
         """
         self._give_up(_NODE_GONE)
 
@@ -301,44 +305,46 @@ class RayModelActor:
         self._end()
 
     async def _end_if_silent(self) -> None:
-        """End the replica once its process is silent: a stopped process keeps its connections.
+        """End the replica once its process does not answer: a stopped process keeps its connections.
 
-        Ray itself reports a node that cannot be reached.
+        Ray itself reports an unreachable node.
         """
         silent_s = self.made_s
         with contextlib.suppress(ReplicaLostError):
             while await self._answers(silent_s):
                 silent_s = self.silent_s
                 await asyncio.sleep(silent_s / _PINGS)
-            logger.error("%s: no answer for %s, it is ended", self.name, format_duration(silent_s))
+            logger.error(
+                "%s has not answered for %s and is ended", self.name, format_duration(silent_s)
+            )
             self._give_up(_SILENT)
             await self._kill()
 
     async def _answers(self, within_s: float) -> bool:
         """Return False if the replica's process does not answer in time."""
-        asked = asyncio.ensure_future(self._ask("progress", _NOTHING))
+        call = asyncio.ensure_future(self._ask("progress", _NO_PROGRESS))
         silent = asyncio.ensure_future(until_frozen(lambda: self._unreached, within_s))
         try:
-            await asyncio.wait({asked, silent}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                asked.result()
-            return asked.done()
+            await asyncio.wait({call, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                call.result()
+            return call.done()
         finally:
-            await end([asked, silent])
+            await end([call, silent])
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the replica until it answers; a repeated call acts once."""
         if self._handle is None:
             raise ReplicaLostError("the replica has not been started")
-        gone = asyncio.ensure_future(self._gone.wait())
+        given_up = asyncio.ensure_future(self._gone.wait())
         asking = asyncio.ensure_future(self._ask_until_answered(method, arguments))
         try:
-            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asking, given_up}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 return asking.result()
             raise ReplicaLostError(self._why_gone)
         finally:
-            gone.cancel()
+            given_up.cancel()
             asking.cancel()
 
     async def _ask_until_answered(self, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -346,12 +352,12 @@ class RayModelActor:
             try:
                 return await getattr(self._handle, method).remote(*arguments)
             except ActorUnavailableError as error:
-                # The node cannot be reached: either it returns, or Ray declares it dead.
+                # The node is unreachable: either the node returns, or Ray declares it dead.
                 self._unreached += 1
                 logger.warning("a replica does not answer: %s", _first_line(error))
             except (RayActorError, ActorUnschedulableError) as error:
                 self._end()
-                # Ray also reports a replica dead that was ended here: the first reason is the cause.
+                # Ray also reports the death of a replica that was ended here: the first reason counts.
                 raise ReplicaLostError(self._why_gone or _why(error)) from error
             await asyncio.sleep(_AGAIN_S)
 

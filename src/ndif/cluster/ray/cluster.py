@@ -1,8 +1,8 @@
-"""The leader's connection to a Ray cluster, which is not restored once it is lost.
+"""The leader's connection to a Ray cluster, which is not restored after a loss.
 
-A process that has lost its cluster ends, and its supervisor restarts it: Ray ends it in any case when the
-head has been silent for a minute (RAY_gcs_rpc_server_reconnect_timeout_s). Replicas and their jobs outlive
-the process; the next leader finds them with `orphans`.
+A process that has lost its cluster ends, and its supervisor restarts it. Ray in any case ends a process
+whose head has not answered for a minute (RAY_gcs_rpc_server_reconnect_timeout_s). Replicas and their jobs
+outlive the process; the next leader finds them with `orphans`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ndif.stores.broker.signing import PROTOCOL
 from ndif.tasks import aside, within
 
 HEAD: Mapping[str, int] = {"head": 1}
-"""Resource that marks the head of a cluster, beside the memory that it may offer to models."""
+"""Resource that marks the head of a cluster, in addition to any memory that it offers to models."""
 
 _CPU = "ndif_cpu_memory"
 _GPU = "ndif_gpu_{}"
@@ -50,9 +50,9 @@ _UUID = re.compile(r"ndif_gpu_(\d+)_is_(.+)", re.ASCII)
 
 
 def declaration(resources: Resources) -> dict[str, int]:
-    """Declare the bytes that models may take of a node's CPU memory and GPUs, and which GPUs these are."""
+    """Return a node's resources for Ray: the bytes of CPU memory and GPUs for models, and GPU UUIDs."""
     gpus = {_GPU.format(index): size for index, size in enumerate(resources.gpu_bytes)}
-    # Ray keeps a name and a number of a custom resource, so the name carries the UUID.
+    # Ray stores only a name and a number for a custom resource, so the name contains the UUID.
     names = {
         f"{_GPU.format(index)}_is_{uuid}": 1
         for index, uuid in enumerate(resources.gpu_uuids)
@@ -63,22 +63,22 @@ def declaration(resources: Resources) -> dict[str, int]:
 
 
 def resources_of(declared: Mapping[str, float]) -> Resources | None:
-    """Return the memory that a node declared for models; None if it offers none."""
+    """Return the memory that a node declared for models; None if the node offers no memory."""
     # Ray does not list resources of 0.
     gpus: list[int] = []
     while size := int(declared.get(_GPU.format(len(gpus)), 0)):
         gpus.append(size)
     cpu = int(declared.get(_CPU, 0))
-    named = {int(found[1]): found[2] for name in declared if (found := _UUID.fullmatch(name))}
+    named = {int(match[1]): match[2] for name in declared if (match := _UUID.fullmatch(name))}
     uuids = [named.get(index) for index in range(len(gpus))]
     context = int(declared.get(_CONTEXT, 0))
     return Resources.of(gpus, cpu, 1.0, uuids, context) if cpu or gpus else None
 
 
 def nodes_of(table: Iterable[Mapping[str, Any]]) -> list[Node]:
-    """Return the nodes in `ray.nodes()` that are alive and take models.
+    """Return the nodes in `ray.nodes()` that are alive and offer memory to models.
 
-    Nodes that share a name, such as containers of one image, get the beginning of their id added.
+    If nodes share a name, such as containers of one image, the beginning of the id is added to the name.
     """
     nodes = [
         Node(entry["NodeID"], entry["NodeName"] or entry["NodeManagerAddress"], resources)
@@ -100,41 +100,41 @@ T = TypeVar("T")
 NAMESPACE = "NDIF"
 _PREFIX = "ModelActor:"
 _CONNECT_S = 2.0
-_LOOK_S = 1.0
+_REFRESH_S = 1.0
 _PATIENCE_S = 10.0
-"""Seconds of silence after which the head counts as gone."""
+"""Seconds without an answer after which the head counts as lost."""
 _DESCRIBE_S = 10.0
 _AT_ONCE = 10_000
-"""Concurrent calls that a replica accepts: it does one thing, and the other calls wait."""
+"""Maximum number of concurrent calls to a replica: the replica runs one job, and other calls wait."""
 
 
 class ClusterError(Exception):
-    """The cluster cannot be reached; the message says why, in a sentence."""
+    """The cluster cannot be reached; the message is the reason."""
 
 
 class RayCluster:
     """A `Fleet` of the nodes of a Ray cluster.
 
-    Owns the connection to Ray and an actor for each replica. The controller decides what is started; Ray
-    starts it on the node; the replica process itself is `ndif.cluster.remote_actor`.
+    Owns the connection to Ray and an actor for each replica. The controller decides which replicas are
+    started, and Ray starts their processes (`ndif.cluster.remote_actor`) on the nodes.
     """
 
     outlives = True
     uses_placement = True
 
     def __init__(self, address: str, replica: type[RemoteActor], job_sender: JobSender) -> None:
-        """Prepare a connection to the head at `host:port`, or `auto`; Ray starts `replica` on the nodes."""
+        """Prepare a connection to the head at `host:port`, or `auto`; Ray runs `replica` on the nodes."""
         self.fork_servers = ForkServers()
         self.protected: Protected = tuple
         self.lost = asyncio.Event()
-        """Set once the connection is lost for good."""
+        """Set once the connection is permanently lost."""
         self._address = address
         self._replica = replica
         self._job_sender = job_sender
         self._nodes: list[Node] = []
         self._whereabouts: dict[str, RayModelActor] = {}
         self._actors: list[RayModelActor] = []
-        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def connect(self, waiting: Callable[[], None] = lambda: None) -> None:
         """Join the cluster; call `waiting` after each failed attempt."""
@@ -147,19 +147,19 @@ class RayCluster:
                 with contextlib.suppress(Exception):
                     await aside(ray.shutdown)
                 logger.warning(
-                    "the Ray cluster at %s cannot be reached: %s; trying again",
+                    "the Ray cluster at %s cannot be reached: %s; retrying",
                     self._address,
                     str(error) or "no answer",
                 )
                 waiting()
                 await asyncio.sleep(_CONNECT_S)
-        self._looking = asyncio.create_task(self._look_forever(), name="look at the cluster")
+        self._watching = asyncio.create_task(self._watch_nodes(), name="watch over the cluster")
         self._job_sender.start()
 
     async def _connect(self) -> None:
         parts = urlsplit(self._address if "//" in self._address else f"//{self._address}")
-        if parts.hostname is not None and parts.port is not None:  # else `auto`
-            # Ray takes half a minute to report that its head does not listen.
+        if parts.hostname is not None and parts.port is not None:  # otherwise the address is `auto`
+            # Ray needs half a minute to report that its head does not listen.
             connecting = asyncio.open_connection(parts.hostname, parts.port)
             _, writer = await within(connecting, _PATIENCE_S)
             writer.close()
@@ -174,9 +174,9 @@ class RayCluster:
         )
 
     async def close(self) -> None:
-        """Leave the cluster; the replicas stay."""
-        if self._looking is not None:
-            self._looking.cancel()
+        """Leave the cluster; the replicas keep running."""
+        if self._watching is not None:
+            self._watching.cancel()
         self.fork_servers.stop()
         await self._job_sender.stop()
         for actor in self._actors:
@@ -188,13 +188,13 @@ class RayCluster:
     # For the controller
 
     async def discover(self) -> list[Node]:
-        """Return the nodes that take models; the last known ones if Ray does not answer."""
+        """Return the nodes for models; if Ray does not answer, the last known nodes."""
         with contextlib.suppress(ClusterError):
-            await self._look()
+            await self._refresh_nodes()
         return self._nodes
 
     def prepare(self, runtime: Runtime) -> None:
-        """Start the fork server that measures; no node starts one. See `Fleet.prepare`."""
+        """Start this process's fork server, which measures models; nodes need none. See `Fleet.prepare`."""
         self.fork_servers.prepare(runtime, untrusted=True)
 
     def make_actor(
@@ -209,8 +209,8 @@ class RayCluster:
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "max_concurrency": _AT_ONCE,
-            **_on(place.node_id),
-            # The order names the GPUs to use, so Ray must not hide any from the replica.
+            **_node_options(place.node_id),
+            # The order names the replica's GPUs, so Ray must not hide any GPU.
             "runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
         }
         kind = ray.remote(self._replica)
@@ -225,9 +225,9 @@ class RayCluster:
         )
 
     async def fetch(self, config: DeploymentConfig, generation: str, node_id: str) -> None:
-        """Download a model to a node by an actor that ends afterwards; see `Fleet.fetch`."""
+        """Download a model to a node with a temporary actor; see `Fleet.fetch`."""
         order = ReplicaOrder(config, generation, protected=tuple(self.protected()))
-        kind = ray.remote(self._replica).options(**_on(node_id))
+        kind = ray.remote(self._replica).options(**_node_options(node_id))
         try:
             handle = await aside(lambda: kind.remote(to_json(order)))
             try:
@@ -235,28 +235,28 @@ class RayCluster:
             finally:
                 await aside(lambda: ray.kill(handle))
         except RayError as error:
-            # The error on the node itself: the text of `error` also has its traceback.
+            # Take the node's own error: the text of `error` also contains the traceback.
             problem = str(getattr(error, "cause", None) or error).strip().partition("\n")[0]
         if problem is not None:
             raise ActorError(problem)
 
     def _keep(self, actor: RayModelActor) -> RayModelActor:
-        self._actors = [*(one for one in self._actors if not one.ended.is_set()), actor]
+        self._actors = [*(other for other in self._actors if not other.ended.is_set()), actor]
         return actor
 
     # Replicas of another leader
 
     async def orphans(self) -> list[OrphanReplica]:
-        """Return the replicas that another leader left; end those that are not usable."""
-        named = await self._do(lambda: list_named_actors(all_namespaces=True))
-        names = [one["name"] for one in named if one["namespace"] == NAMESPACE]
+        """Return the replicas that an earlier leader left; end unusable replicas."""
+        named = await self._call_head(lambda: list_named_actors(all_namespaces=True))
+        names = [entry["name"] for entry in named if entry["namespace"] == NAMESPACE]
         replicas = (self._find(name) for name in names if name.startswith(_PREFIX))
-        return [one for one in await asyncio.gather(*replicas) if one is not None]
+        return [orphan for orphan in await asyncio.gather(*replicas) if orphan is not None]
 
     async def _find(self, name: str) -> OrphanReplica | None:
         try:
-            handle = await self._do(lambda: ray.get_actor(name, namespace=NAMESPACE))
-        except ValueError:  # it has ended since
+            handle = await self._call_head(lambda: ray.get_actor(name, namespace=NAMESPACE))
+        except ValueError:  # the actor has ended meanwhile
             return None
         actor = self._keep(
             RayModelActor(name, lambda: handle, self._job_sender, self._whereabouts, handle)
@@ -264,7 +264,7 @@ class RayCluster:
         try:
             described = await within(actor.describe(), _DESCRIBE_S)
             if described.protocol != PROTOCOL:
-                logger.warning("%s is of another version of this server, and is ended", name)
+                logger.warning("%s belongs to another version of this server and is ended", name)
             elif not described.ended and not described.moving and described.order.place:
                 level = described.level or DeploymentLevel.HOT
                 placed = replace(described.order.place, level=level)
@@ -281,30 +281,30 @@ class RayCluster:
 
     # State of the cluster
 
-    async def _look_forever(self) -> None:
+    async def _watch_nodes(self) -> None:
         loop = asyncio.get_running_loop()
-        seen = loop.time()
-        while loop.time() - seen < _PATIENCE_S:
-            await asyncio.sleep(_LOOK_S)
+        last_answer = loop.time()
+        while loop.time() - last_answer < _PATIENCE_S:
+            await asyncio.sleep(_REFRESH_S)
             try:
-                await self._look()
+                await self._refresh_nodes()
             except ClusterError as error:
                 logger.warning("%s", error)
             else:
-                seen = loop.time()
+                last_answer = loop.time()
         logger.error("the Ray cluster at %s is lost", self._address)
         self.lost.set()
 
-    async def _look(self) -> None:
-        table = await self._do(ray.nodes)
+    async def _refresh_nodes(self) -> None:
+        table = await self._call_head(ray.nodes)
         self._nodes = nodes_of(table)
         dead = {entry["NodeID"] for entry in table if not entry["Alive"]}
         for actor in self._actors:
             if actor.node_id in dead and not actor.ended.is_set():
                 actor.node_is_gone()
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        """Return the answer of a call to Ray's head, from a thread and with a deadline."""
+    async def _call_head(self, work: Callable[[], T]) -> T:
+        """Call Ray's head from a thread, with a deadline; return the answer."""
         try:
             return await within(aside(work), _PATIENCE_S / 2)
         except asyncio.TimeoutError as error:
@@ -313,14 +313,14 @@ class RayCluster:
             raise ClusterError(f"the Ray cluster at {self._address}: {error}") from error
 
 
-def _on(node_id: str) -> dict[str, Any]:
-    """Return the options of an actor on this node alone."""
+def _node_options(node_id: str) -> dict[str, Any]:
+    """Return the options of an actor that may run only on this node."""
     return {
         "num_cpus": 0,
         "num_gpus": 0,
         # The controller replaces a lost replica.
         "max_restarts": 0,
-        # Ray's head need not keep a history of calls: this server keeps one of its jobs.
+        # Ray's head need not keep a history of calls: this server records its jobs itself.
         "enable_task_events": False,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
     }

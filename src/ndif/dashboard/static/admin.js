@@ -1,4 +1,4 @@
-// The operator's part of the page: a login, and then the views on models, keys and the record.
+// The operator's part of the page: a login, then views of models, keys and records.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
 import { dayAndTime } from "./format.js";
@@ -15,11 +15,11 @@ const VIEWS = [
   ["usage", "Usage", Usage],
   ["events", "Events", Events],
   ["alerts", "Alerts", Alerts],
-  ["callbacks", "Call-backs", Callbacks],
+  ["callbacks", "Webhooks and mail", Callbacks],
   ["calendar", "Calendar", Calendar],
 ];
 
-/** The operator's part: `place` names one of its views, and `parts` has the state of the server. */
+/** The operator's part: `place` names a view, and `parts` contains the state of the server. */
 export function Admin({ parts, place }) {
   const session = useSession();
   const [problem, setProblem] = useState("");

@@ -1,4 +1,4 @@
-// The page: its head, its views, and what it says while there is nothing to show.
+// The page: its head, its views, and its messages while no state is available.
 
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import { connect, listen, live } from "./live.js";
@@ -7,7 +7,7 @@ import { key, useKey } from "./session.js";
 import { views, viewAt } from "./views.js";
 
 const THEMES = { auto: "dark", dark: "light", light: "auto" };
-const STATUS = { live: "Live", connecting: "Connecting", away: "Away", refused: "Not logged in" };
+const STATUS = { live: "Live", connecting: "Connecting", away: "Unavailable", refused: "Not logged in" };
 
 function Theme() {
   const root = document.documentElement;
@@ -19,7 +19,7 @@ function Theme() {
     try {
       localStorage.setItem("ndif-theme", next);
     } catch {
-      // It lasts as long as the page, then.
+      // Without storage, the choice lasts until the page is closed.
     }
     setTheme(next);
     dispatchEvent(new Event("ndif-theme"));
@@ -52,8 +52,8 @@ function Head({ view, parts }) {
 function Login({ sentence, isPublic }) {
   return html`<${Card} title="Log in" id="login">
     <p>${isPublic
-      ? "The server does not answer this page now."
-      : "This server shows its models, queues and machines to its users. Log in with the API key that its operator gave you."}</p>
+      ? "The server refuses this page now."
+      : "This server shows its models, queues and nodes only to its users. Log in with your API key from the server's operator."}</p>
     <${KeyForm} onKey=${() => connect({ anew: true })} sentence=${sentence} />
   </${Card}>`;
 }
@@ -62,7 +62,7 @@ function App() {
   const [, changed] = useState(0);
   const [hash, setHash] = useState(location.hash);
   const main = useRef(null);
-  // Before the page is painted: a state that comes sooner than its listener is never shown if no other follows.
+  // Listen before the page is painted: a state that arrives earlier might never be shown.
   useLayoutEffect(() => listen(() => changed((before) => before + 1)), []);
   useLayoutEffect(() => {
     const moved = () => {
@@ -85,7 +85,7 @@ function App() {
     <${Head} view=${view} parts=${live.parts} />
     <main id="main" tabindex="-1" ref=${main}>
       <h1 class="off-screen">${view.title}</h1>
-      ${live.status === "away" && html`<p class="banner" role="alert">${live.sentence} What is shown may be old; the page tries again by itself.</p>`}
+      ${live.status === "away" && html`<p class="banner" role="alert">${live.sentence} The page may show old data; it reconnects automatically.</p>`}
       ${live.keyProblem && !isShut && view.path !== "jobs" && html`<p class="banner" role="alert">${live.keyProblem}</p>`}
       ${isShut
         ? html`<${Login} sentence=${live.keyProblem || (key() && live.sentence)} isPublic=${live.parts.server.access === "public"} />`

@@ -11,7 +11,7 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** Re-renders when the colours change. */
+/** Render again when the colours change. */
 function useTheme() {
   const [version, change] = useState(0);
   useEffect(() => {
@@ -88,7 +88,7 @@ function Chart({ data, series, format, summary }) {
   </figure>`;
 }
 
-/** Points without a neighbour, of which no line would tell. */
+/** Points without a neighbour, which no line would show. */
 function alone(plot, series) {
   const values = plot.data[series];
   const found = [];
@@ -133,7 +133,7 @@ export function Charts({ history }) {
   const minutes = history.step_s / 60;
   if (jobs === 0) {
     return html`<${Card} title="The last six hours" id="history">
-      <${Empty}>No job has ended in this time. Throughput and latency are shown here once some have.</${Empty}>
+      <${Empty}>No job has ended in this time. Throughput and latency appear here once jobs have ended.</${Empty}>
     </${Card}>`;
   }
   return html`
@@ -143,6 +143,6 @@ export function Charts({ history }) {
     </${Card}>
     <${Card} title="Latency" id="latency" note="from arrival to end">
       <${Chart} data=${data.latency} series=${LATENCY} format=${duration}
-        summary=${`Last: half of the jobs within ${duration(last.total_s[0])}, 95 % within ${duration(last.total_s[1])}.`} />
+        summary=${`Latest interval: half of the jobs within ${duration(last.total_s[0])}, 95 % within ${duration(last.total_s[1])}.`} />
     </${Card}>`;
 }

@@ -1,4 +1,4 @@
-// The machines and what holds their memory.
+// The nodes and the replicas in their memory.
 
 import { html } from "./vendor/preact.js";
 import { bytes, plural } from "./format.js";
@@ -11,7 +11,7 @@ function Bar({ name, memory, colours, withdrawn }) {
   const share = (count) => `${(100 * count) / Math.max(1, memory.bytes)}%`;
   const known = memory.held.reduce((total, each) => total + each.bytes, 0);
   const rest = used - known;
-  const others = rest > memory.bytes / 200 ? rest : 0; // less is rounding
+  const others = rest > memory.bytes / 200 ? rest : 0; // a smaller rest is a rounding error
   const groups = new Map();
   for (const each of memory.held) {
     const name = `${each.model}\n${each.level}`;
@@ -50,12 +50,12 @@ export function Cluster({ nodes }) {
   ))].sort();
   const colours = new Map(names.map((name, index) => [name, index % COLOURS]));
   const gpus = nodes.reduce((total, node) => total + node.gpus.length, 0);
-  const note = `${plural(nodes.length, "machine")}, ${gpus ? plural(gpus, "GPU") : "no GPU"}`;
+  const note = `${plural(nodes.length, "node")}, ${gpus ? plural(gpus, "GPU") : "no GPU"}`;
   return html`<${Card} title="Cluster" id="cluster" note=${note}>
     ${nodes.length === 0
-      ? html`<${Empty}>No machine runs models at the moment.</${Empty}>`
+      ? html`<${Empty}>No node is available at the moment.</${Empty}>`
       : nodes.map(
-          (node) => html`<section class="node" key=${node.id} aria-label=${`Machine ${node.name}`}>
+          (node) => html`<section class="node" key=${node.id} aria-label=${`Node ${node.name}`}>
             <h3>${node.name}</h3>
             <div class="devices">
               ${node.gpus.map(

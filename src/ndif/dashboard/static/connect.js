@@ -1,4 +1,4 @@
-// The lines that a client needs, for each nnsight that the server runs.
+// The lines that connect a client, for each installed nnsight generation.
 
 import { html, useState } from "./vendor/preact.js";
 import { Card, Code, Empty } from "./parts.js";
@@ -40,7 +40,7 @@ export function Connect({ parts }) {
   if (!generations.length) {
     return html`<${Card} title="Connect" id="connect"><${Empty}>${parts.server
       ? "No nnsight is installed on this server."
-      : "Loading what is installed here…"}</${Empty}></${Card}>`;
+      : "Loading the installed generations…"}</${Empty}></${Card}>`;
   }
   const one = generations.find((each) => each.generation === chosen) ?? generations[0];
   const model = models.includes(picked) ? picked : models[0];
@@ -60,12 +60,12 @@ export function Connect({ parts }) {
     <ol class="steps">
       <li><h3>Install the client</h3>
         <${Code} text=${`pip install "${one.requirement}"`} label="the line that installs the client" />
-        <p class="note">The server runs nnsight ${one.version} for it.</p></li>
+        <p class="note">The server runs nnsight ${one.version} for this client.</p></li>
       <li><h3>Name the server</h3>
         <${Code} text=${lines.shell} label="the lines that name the server" />
-        ${parts.server.needs_key && html`<p class="note">Put your API key in the place of YOUR_KEY. The server's operator gives it to you.</p>`}
-        <details><summary>huggingface.co cannot be reached from your machine?</summary>
-          <p class="note">The server gives away the configuration and tokenizer of its models, too.</p>
+        ${parts.server.needs_key && html`<p class="note">Replace YOUR_KEY with your API key, which the server's operator gives you.</p>`}
+        <details><summary>Is huggingface.co unreachable from your machine?</summary>
+          <p class="note">The server also provides the configurations and tokenizers of its models.</p>
           <${Code} text=${lines.hub} label="the line that names the mirror" /></details></li>
       <li><h3>Run a trace</h3>
         <${Code} text=${lines.trace} label="a first trace" /></li>

@@ -1,4 +1,4 @@
-// Numbers, times and sizes as people read them.
+// Formats of numbers, times and sizes for people.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 

@@ -1,4 +1,4 @@
-// One's own jobs: those that wait or run are live, the others are asked for when one of them has ended.
+// The viewer's jobs: unfinished jobs are live; ended jobs are requested again when a job ends.
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 import { ago, bytes, duration, plural } from "./format.js";
@@ -11,7 +11,7 @@ import { Usage } from "./usage.js";
 const SHOWN = 50;
 const PAUSE_MS = 5000;
 
-/** Jobs that have ended, read again once the unfinished ones change, and not more often than every 5 s. */
+/** Ended jobs, which are read again when the unfinished jobs change, at most every 5 s. */
 function useEnded(unfinished) {
   const [ended, setEnded] = useState(null);
   const [sentence, setSentence] = useState("");
@@ -64,8 +64,8 @@ function Cancel({ job, tell }) {
 
 function timesOf(job, moment) {
   if (job.ended === null) {
-    if (job.dispatched !== null) return `runs for ${duration(Math.max(0, moment - job.dispatched))}`;
-    const place = job.position ? `number ${job.position}` : "waits";
+    if (job.dispatched !== null) return `running for ${duration(Math.max(0, moment - job.dispatched))}`;
+    const place = job.position ? `number ${job.position}` : "waiting";
     return job.expected_start_s === null ? place : `${place}, starts in ${duration(job.expected_start_s)}`;
   }
   const waited = (job.dispatched ?? job.ended) - job.received;
@@ -100,7 +100,7 @@ function OwnJobs({ parts }) {
   const jobs = useMemo(() => {
     const live = new Set(unfinished.map((job) => job.id));
     const told = (ended ?? []).filter((job) => !live.has(job.id));
-    // One that has just ended stays as it was until the server says how.
+    // A job that has just ended keeps its row until the server reports its outcome.
     for (const { id } of told) seen.current.delete(id);
     const ending = [...seen.current.values()].filter((job) => !live.has(job.id));
     for (const job of unfinished) seen.current.set(job.id, { ...job, status: "ENDING" });
@@ -111,9 +111,9 @@ function OwnJobs({ parts }) {
     <p class="said" role="status">${said}</p>
     ${sentence && html`<p class="problem" role="alert">${sentence}</p>`}
     ${jobs.length === 0
-      ? html`<${Empty}>${ended === null ? "Loading…" : "You have no jobs here yet. The lines for your first one are at Connect."}</${Empty}>`
+      ? html`<${Empty}>${ended === null ? "Loading…" : "You have no jobs here yet. Connect shows the lines for a first job."}</${Empty}>`
       : html`<div class="scroll" tabindex="0" role="region" aria-label="My jobs"><table class="stacks">
-          <caption class="off-screen">Your jobs, those that wait or run first</caption>
+          <caption class="off-screen">Your jobs, unfinished jobs first</caption>
           <thead><tr><th scope="col">Job</th><th scope="col">Model</th><th scope="col">State</th>
             <th scope="col">Times</th><th scope="col" class="number">Result</th>
             <th scope="col"><span class="off-screen">Actions</span></th></tr></thead>
@@ -126,8 +126,8 @@ function OwnJobs({ parts }) {
 export function Jobs({ parts, sentence }) {
   if (!parts.me?.known) {
     return html`<${Card} title="My jobs" id="jobs">
-      <p>Enter your API key to see your jobs, their timelines and what you have used.</p>
-      ${key() && parts.me && html`<p class="problem" role="alert">This server has no API keys, so it cannot tell whose jobs are whose.</p>`}
+      <p>Enter your API key to see your jobs, their timelines and your usage.</p>
+      ${key() && parts.me && html`<p class="problem" role="alert">This server has no API keys, so it cannot identify your jobs.</p>`}
       <${KeyForm} onKey=${() => connect({ anew: true })} sentence=${sentence} />
     </${Card}>`;
   }

@@ -1,18 +1,18 @@
-// The state of the server, as its events tell it. EventSource sends no headers, so the stream is read by hand.
+// The state of the server from its event stream. EventSource sends no headers, so the stream is read with fetch.
 
 import { key, send, useKey } from "./session.js";
 
 const RETRY_MS = [1000, 2000, 5000, 10000];
 const SILENCE_MS = 40000;
 
-/** Facts that the page itself has, for those who may see nothing else. */
+/** Facts in the page itself, for viewers who may not see the state. */
 const facts = { server: JSON.parse(document.documentElement.dataset.server) };
 
 export const live = {
   parts: facts,
   status: "connecting", // connecting, live, away, refused
   sentence: "",
-  keyProblem: "", // why the last key that was entered is not used
+  keyProblem: "", // reason why the last entered key is not used
   skew: 0, // seconds by which this machine's clock is ahead of the server's
 };
 const listeners = new Set();
@@ -40,8 +40,8 @@ function become(status, sentence = "") {
 }
 
 /**
- * Begins to follow the state; `anew` for somebody else, who must not see what was there before.
- * `keyProblem` says why this somebody's key is not used.
+ * Begin to follow the state; `anew` for another viewer, who must not see the previous viewer's state.
+ * `keyProblem` is the reason why this viewer's key is not used.
  */
 export function connect({ anew = false, keyProblem = "" } = {}) {
   stop();
@@ -61,7 +61,7 @@ export function connect({ anew = false, keyProblem = "" } = {}) {
 
 function failed(error) {
   if (error.status === 401 && key()) {
-    // A wrong key shuts nobody out of what is to be seen without one.
+    // A wrong key does not hide the state that viewers without a key may see.
     useKey("");
     connect({ anew: true, keyProblem: error.message });
     return;
@@ -85,7 +85,7 @@ async function follow(leaving) {
   const answer = await send("/dashboard/events", { signal: leaving.signal });
   const date = Date.parse(answer.headers.get("date") ?? "");
   const skew = Date.now() / 1000 - date / 1000;
-  // The header has whole seconds.
+  // The header is precise only to seconds.
   live.skew = Number.isFinite(skew) && Math.abs(skew) > 2 ? skew : 0;
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

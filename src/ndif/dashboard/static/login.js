@@ -1,5 +1,5 @@
-// The operator's login: the session of this browser, and the form that begins one.
-// The cookie is the browser's alone; this page knows the token that it repeats with every change.
+// The operator's login: this browser's session, and the login form.
+// Scripts cannot read the session's cookie; the page knows only the CSRF token, and sends it with every change.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { connect } from "./live.js";
@@ -36,7 +36,7 @@ async function exchange(method, path, body) {
   throw new Refused(answer.status, content?.detail ?? `The server answered ${answer.status}.`);
 }
 
-/** Return the answer of an operator's route; raise what it refuses with. A session that is over is noticed. */
+/** Return the answer of an operator's route, or raise its refusal; on a 401, read the session again. */
 export async function ask(method, path, body) {
   try {
     return await exchange(method, path, body);
@@ -46,12 +46,12 @@ export async function ask(method, path, body) {
   }
 }
 
-/** Ask the server whose session this browser has. */
+/** Read this browser's session from the server. */
 export async function look() {
   try {
     become({ ...(await exchange("GET", "/session")), is_known: true });
   } catch {
-    // The server is away: what was known may still hold.
+    // The server is unavailable: the known session may still be valid.
   }
 }
 
@@ -69,7 +69,7 @@ export async function logOut() {
   }
 }
 
-/** Return the session, and draw anew when it changes. */
+/** Return the session, and render again when it changes. */
 export function useSession() {
   const [found, become] = useState(session);
   useEffect(() => {
@@ -86,7 +86,7 @@ export function useSession() {
   return found;
 }
 
-/** The form of a login. */
+/** The login form. */
 export function LoginForm() {
   const { has_password: hasPassword } = useSession();
   const field = useRef(null);
@@ -116,7 +116,7 @@ export function LoginForm() {
     </p>
     <p id="login-help" class="note">
       ${hasPassword
-        ? "Whoever runs the server has set the password."
+        ? "The server's operator has set the password."
         : "The token is in the file “token” of the server's session folder. The command “ndif admin password” sets a password."}
     </p>
     <p><button class="primary" disabled=${busy}>${busy ? "Looking…" : "Log in"}</button></p>

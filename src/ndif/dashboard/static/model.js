@@ -1,4 +1,4 @@
-// The page of one model: its modules, facts about it, and traces to paste.
+// The page of one model: its modules, its facts, and traces to paste.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
 import { bytes, count, duration } from "./format.js";
@@ -6,9 +6,9 @@ import { Card, Code, Empty, Level, State } from "./parts.js";
 import { ask } from "./session.js";
 import { ModuleTree } from "./tree.js";
 
-const AGAIN_MS = 5000; // while there is no tree yet
+const AGAIN_MS = 5000; // until the tree is known
 
-// The address of a model's page. A name has no `@`, so that a revision follows one.
+// The address of a model's page. A name contains no `@`, so `@` separates the revision.
 export function addressOf(repoId, revision) {
   const name = repoId.split("/").map(encodeURIComponent).join("/");
   return `#/model/${name}${revision ? `@${encodeURIComponent(revision)}` : ""}`;
@@ -44,9 +44,9 @@ function Served({ model }) {
     <dl class="limits">
       <div><dt>State</dt><dd><${State} state=${model.state} /> <${Level} level=${model.deployment_level} /></dd></div>
       ${model.generations.map((each) => html`<div key=${each}><dt>nnsight ${each}</dt><dd>${
-        (model.replicas[each] ?? 0) > 0 ? `${count(model.replicas[each])} serving` : "loaded when it is needed"}${
+        (model.replicas[each] ?? 0) > 0 ? `${count(model.replicas[each])} serving` : "loaded on demand"}${
         model.load_s[each] === undefined ? "" : `, last load ${duration(model.load_s[each])}`}</dd></div>`)}
-      <div><dt>Kept</dt><dd>${model.dedicated ? "dedicated" : "until another model needs its place"}</dd></div>
+      <div><dt>Kept</dt><dd>${model.dedicated ? "dedicated" : "until another model needs its memory"}</dd></div>
       ${model.adapters.length > 0 && html`<div><dt>Adapters</dt><dd>with nnsight ${model.adapters.join(", ")}</dd></div>`}
       <div><dt>Licence</dt><dd>${model.license ?? "not known"}</dd></div>
       ${model.gated && html`<div><dt>Access</dt><dd>gated or private on the hub</dd></div>`}
@@ -68,8 +68,8 @@ function Trace({ model, generation, onChoose }) {
   const generations = Object.keys(model.snippets);
   if (!generations.length) {
     return html`<${Card} title="A first trace" id="trace"><${Empty}>${model.tree
-      ? "There is none: this model does not take a text alone."
-      : "It names a module, once the modules are known."}</${Empty}></${Card}>`;
+      ? "No trace is available, because this model does not take text alone."
+      : "The trace appears once the model's modules are known."}</${Empty}></${Card}>`;
   }
   const one = generations.includes(generation) ? generation : generations[0];
   return html`<${Card} title="A first trace" id="trace" note="ready to be pasted">
@@ -101,7 +101,7 @@ export function Model({ place }) {
     };
   }, [place, generation]);
   const { model, sentence } = told;
-  if (told.place !== place) return html`<${Empty}>Loading what is known of the model…</${Empty}>`;
+  if (told.place !== place) return html`<${Empty}>Loading the model…</${Empty}>`;
   if (!model) return html`<${Card} title="Model" id="model"><p class="problem" role="alert">${sentence}</p></${Card}>`;
   const paths = Object.keys(model.tree?.paths ?? {});
   const shown = paths.includes(generation) ? generation : model.generation;
@@ -115,7 +115,7 @@ export function Model({ place }) {
     </div>
     ${model.tree
       ? html`<${ModuleTree} key=${`${place} ${model.generation}`} tree=${model.tree} generation=${shown} />`
-      : html`<${Card} title="Modules" id="modules"><${Empty}>They are known once the model was measured or loaded, which
-        its first job, or the server's operator, has done.</${Empty}></${Card}>`}
+      : html`<${Card} title="Modules" id="modules"><${Empty}>The modules are known once the model was measured or loaded,
+        by its first job or by the server's operator.</${Empty}></${Card}>`}
   `;
 }

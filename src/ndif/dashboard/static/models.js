@@ -1,4 +1,4 @@
-// The models of the server by level.
+// The server's models by level.
 
 import { html } from "./vendor/preact.js";
 import { ago, bytes, dayAndTime, duration, parameters, plural } from "./format.js";
@@ -69,7 +69,7 @@ export function Models({ models }) {
   const note = counts.filter(([, number]) => number).map(([level, number]) => `${number} ${level}`).join(", ");
   return html`<${Card} title="Models" id="models" note=${note}>
     ${models.length === 0
-      ? html`<${Empty}>No model is deployed, and none was asked for.</${Empty}>`
+      ? html`<${Empty}>No model is deployed or requested.</${Empty}>`
       : html`<div class="scroll" tabindex="0" role="region" aria-label="Models"><table class="stacks">
           <caption class="off-screen">${plural(models.length, "model")} by level</caption>
           <thead><tr>

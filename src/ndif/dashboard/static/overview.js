@@ -1,4 +1,4 @@
-// What everybody sees who may see anything: figures, models, machines, queues, the last hours, the next days.
+// The overview for all viewers: figures, models, nodes, queues, the last hours and the next days.
 
 import { html } from "./vendor/preact.js";
 import { Charts } from "./charts.js";

@@ -1,4 +1,4 @@
-// Small parts that several views share.
+// Small components that several views share.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { now } from "./live.js";
@@ -22,8 +22,8 @@ export function Card({ title, note, id, children, wide }) {
 
 const LEVELS = {
   HOT: "on its device, serving",
-  WARM: "in the machine's memory: back in seconds",
-  COLD: "on disk: loaded when it is needed",
+  WARM: "in CPU memory, back on its device in seconds",
+  COLD: "on disk, loaded on demand",
 };
 
 export function Level({ level }) {
@@ -53,8 +53,8 @@ export function State({ state }) {
 export function JobState({ state }) {
   if (state === "ENDING") return html`<span class="state idle">ending</span>`;
   if (state === "RUNNING") return html`<span class="state busy">running</span>`;
-  if (state === "DEPLOYING") return html`<span class="state idle">waits: model loads</span>`;
-  if (state === "PROVISIONING") return html`<span class="state idle">waits: model is placed</span>`;
+  if (state === "DEPLOYING") return html`<span class="state idle">waiting: model loads</span>`;
+  if (state === "PROVISIONING") return html`<span class="state idle">waiting: model is placed</span>`;
   return html`<${State} state=${state} />`;
 }
 
@@ -64,7 +64,7 @@ export function Copy({ text, label, tabindex }) {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      // Browsers keep the clipboard from pages without TLS.
+      // Browsers deny the clipboard to pages without TLS.
       const area = document.createElement("textarea");
       area.value = text;
       area.className = "off-screen";
@@ -109,7 +109,7 @@ export function KeyForm({ onKey, sentence }) {
         aria-describedby="api-key-note" />
       <button type="submit" class="primary">Use key</button>
     </div>
-    <p class="note" id="api-key-note">The key stays in this tab until it is closed. It is sent to this server alone.</p>
+    <p class="note" id="api-key-note">The key stays in this tab until the tab is closed, and is sent only to this server.</p>
     ${sentence && html`<p class="problem" role="alert">${sentence}</p>`}
   </form>`;
 }

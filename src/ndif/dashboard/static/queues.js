@@ -1,4 +1,4 @@
-// The queue of each model, and how long it takes now.
+// The queue of each model, and its expected wait.
 
 import { html } from "./vendor/preact.js";
 import { ago, count, duration, plural } from "./format.js";
@@ -21,11 +21,11 @@ export function Queues({ models }) {
     || a.model.repo_id.localeCompare(b.model.repo_id));
   const waiting = queues.reduce((total, each) => total + each.waiting, 0);
   const most = Math.max(1, ...queues.map((each) => each.waiting));
-  return html`<${Card} title="Queues" id="queues" note=${waiting ? `${plural(waiting, "job")} waiting` : "nothing waits"}>
+  return html`<${Card} title="Queues" id="queues" note=${waiting ? `${plural(waiting, "job")} waiting` : "no job waiting"}>
     ${queues.length === 0
       ? html`<${Empty}>No model has had a job since the server started.</${Empty}>`
       : html`<div class="scroll" tabindex="0" role="region" aria-label="Queues"><table class="stacks">
-          <caption class="off-screen">Jobs that run and wait, by model</caption>
+          <caption class="off-screen">Running and waiting jobs, by model</caption>
           <thead><tr>
             <th scope="col">Model</th><th scope="col" class="number">Running</th>
             <th scope="col" class="number">Waiting</th><th scope="col">A new job starts</th>
@@ -38,7 +38,7 @@ export function Queues({ models }) {
               <td class="number" data-name="Waiting"><div class="waiting"><span class="number">${count(queue.waiting)}</span>
                 ${queue.waiting > 0 && html`<span class="track" aria-hidden="true"><span class="fill"
                   style=${{ width: `${(100 * queue.waiting) / most}%` }}></span></span>`}</div>
-                ${queue.oldest !== null && html`<span class="note">first came ${ago(queue.oldest, moment)}</span>`}</td>
+                ${queue.oldest !== null && html`<span class="note">oldest ${ago(queue.oldest, moment)}</span>`}</td>
               <td data-name="A new job">${waitOf(queue)}</td>
             </tr>`,
           )}</tbody>

@@ -6,9 +6,9 @@ import { Card, Empty, useNow } from "./parts.js";
 
 const DAY_S = 86400;
 const DAYS = 7;
-const LABELLED = 12; // percent of the width that a window's times need
+const LABELLED = 12; // minimum width, in percent, of a window that shows its times
 
-/** Beginnings of the days shown, the first today's; a day may have 23 or 25 hours. */
+/** The starts of the shown days, beginning with today; a day may have 23 or 25 hours. */
 function days(moment) {
   const first = new Date(moment * 1000);
   first.setHours(0, 0, 0, 0);
@@ -31,7 +31,7 @@ export function Schedule({ windows }) {
   const models = [...new Set(windows.map((each) => each.model))].sort();
   return html`<${Card} title="Schedule" id="schedule" note=${windows.length ? "the next seven days, in your time zone" : ""}>
     ${windows.length === 0
-      ? html`<${Empty}>The calendar has no model dedicated in the next seven days.</${Empty}>`
+      ? html`<${Empty}>No model is booked in the next seven days.</${Empty}>`
       : html`
         <div class="calendar" aria-hidden="true">
           <div class="days">${starts.slice(0, DAYS).map((start) => html`<span key=${start}>${day(start)}</span>`)}</div>

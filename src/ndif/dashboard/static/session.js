@@ -1,4 +1,4 @@
-// The API key of this tab, and requests that carry it. It is never part of an address.
+// The API key of this tab, and requests with the key, which is never part of an address.
 
 const NAME = "ndif-api-key";
 let held = null;
@@ -20,7 +20,7 @@ export function useKey(given) {
     if (given) sessionStorage.setItem(NAME, given);
     else sessionStorage.removeItem(NAME);
   } catch {
-    // The key lasts as long as the page, then.
+    // Without storage, the key lasts until the page is closed.
   }
 }
 
@@ -46,7 +46,7 @@ export async function send(path, options = {}) {
     try {
       sentence = String((await answer.json()).detail ?? sentence);
     } catch {
-      // A proxy's own answer.
+      // The answer is a proxy's own.
     }
     throw new Refused(answer.status, sentence);
   }

@@ -1,4 +1,4 @@
-// Runs before the page is painted, so that it never flashes in the other colours.
+// Runs before the page is painted, so that the page never flashes in the other theme.
 const chosen = (() => {
   try {
     return localStorage.getItem("ndif-theme");

@@ -1,4 +1,4 @@
-// The steps of one job, each as a bar over the time that it took, below its error or its stored result.
+// The steps of one job as bars over time, below the job's error or stored result.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
 import { clock, duration } from "./format.js";
@@ -8,7 +8,7 @@ import { ask } from "./session.js";
 const AGAIN_MS = 5000;
 const PARTS = ["gateway", "queue", "replica", "runner"];
 
-/** The error of a failed job: its last line, and on demand all of it. */
+/** The error of a failed job: its last line, and on demand the traceback. */
 function Failure({ error }) {
   const lines = error.trimEnd().split("\n");
   return html`<div class="failure">
@@ -18,17 +18,17 @@ function Failure({ error }) {
   </div>`;
 }
 
-/** A button that downloads a stored result, and then says what reads the file. */
+/** A button that downloads a stored result, and then shows how to read the file. */
 function Download({ id }) {
   const [said, say] = useState("");
   const click = async () => {
     try {
       const { data } = await ask(`/response/${encodeURIComponent(id)}`);
       const link = document.createElement("a");
-      // Older clients are told the size as well.
+      // For older clients, the answer also has the size.
       link.href = Array.isArray(data) ? data[0] : data;
       if (!/^https?:$/.test(link.protocol)) throw new Error("The server has no address of this result.");
-      // Whoever has the result names the file, by whether it is compressed.
+      // The store names the file, by its compression.
       link.download = "";
       link.click();
       say(html`Decompress a file that ends in .zst: <code>zstd -d ${id}.pt.zst</code>. Then${" "}
@@ -71,7 +71,7 @@ export function Timeline({ job }) {
   const left = html`${trace.stored && html`<${Download} id=${trace.id} />`}
     ${trace.error && html`<${Failure} error=${trace.error} />`}
     ${trace.ended !== null && trace.stored === null && html`<p class="note">The server cannot reach its store of${" "}
-      results now, and cannot say what is there of this job. Open this again in a moment.</p>`}`;
+      results now, so it does not know the result of this job. Open the timeline again in a moment.</p>`}`;
   if (!trace.steps.length) return html`<div class="timeline">${left}<${Empty}>No steps of this job were recorded.</${Empty}></div>`;
   const first = Math.min(...trace.steps.map((step) => step.start));
   const last = Math.max(first + 0.001, ...trace.steps.map((step) => step.end));

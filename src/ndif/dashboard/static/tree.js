@@ -1,13 +1,13 @@
-// A model's modules: a tree to search and to walk by keyboard, and the module that is chosen in it.
+// A model's modules: a tree with search and keyboard navigation, and the chosen module.
 
 import { html, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 import { count, plural } from "./format.js";
 import { Card, Code, Copy } from "./parts.js";
 
-const AT_FIRST = 16; // rows that are open at first, at most
+const AT_FIRST = 16; // maximum number of rows that are open at first
 const TYPING_MS = 700;
 
-// A row knows its own step of the path, so that a path can lead through any of several modules that are alike.
+// A row stores its own step of the path, so that a path can lead through any of several equal modules.
 function rowsOf(tree, generation) {
   const rows = [];
   const add = (node, key, parent, level) => {
@@ -22,7 +22,7 @@ function rowsOf(tree, generation) {
   return rows;
 }
 
-// The path of a row, with the chosen index of each container that it lies in.
+// The path of a row, with the chosen index of each container around it.
 function pathOf(row, picked) {
   if (row.parent === null) return row.path;
   const index = picked[row.key];
@@ -43,7 +43,7 @@ function shape(parameter) {
 }
 
 function opened(rows) {
-  // Level by level, as long as there is room; blocks that make up the model come before leaves.
+  // Open level by level up to the maximum; the model's blocks come before leaves.
   const open = new Set();
   let shown = 1;
   const waiting = [rows[0]];
@@ -65,7 +65,7 @@ function found(rows, query) {
   for (const row of rows) {
     const { node } = row;
     if (!`${row.path} ${node.class} ${node.name}`.toLowerCase().includes(wanted)) continue;
-    // A path contains those around it: only the module whose own name or class fits is a match.
+    // A path contains the paths of outer modules: a match is a module whose own name or class matches.
     if (row.parent && `${row.parent.path}`.toLowerCase().includes(wanted) && !`${row.step} ${node.class}`.toLowerCase().includes(wanted)) continue;
     number += 1;
     for (let each = row; each && !shown.has(each.key); each = each.parent) shown.add(each.key);
@@ -93,7 +93,7 @@ function Row({ row, picked, isOpen, isChosen, onChoose, onToggle, children }) {
       <${CopyPath} path=${path} tabindex=${isChosen ? 0 : -1} />
     </div>
     ${children}
-    ${isOpen && node.omitted > 0 && html`<p class="note omitted">${plural(node.omitted, "more module")} that ${node.omitted === 1 ? "is" : "are"} not listed</p>`}
+    ${isOpen && node.omitted > 0 && html`<p class="note omitted">${plural(node.omitted, "more module")} not listed</p>`}
   </li>`;
 }
 
@@ -124,13 +124,13 @@ function Chosen({ row, picked, onPick, generation }) {
     <${Code} text=${`saved = ${path}.${value}.save()`} label="the line that saves the module's output" />
     ${renamed.map(([name, other]) => html`<p class="note" key=${name}>nnsight ${generation} reads its <code>.${name}</code> as
       <code>.${other}</code>, because a module below it has that name.</p>`)}
-    ${node.parameters.length > 0 && html`<table><caption class="off-screen">Parameters of its own</caption>
+    ${node.parameters.length > 0 && html`<table><caption class="off-screen">The module's own parameters</caption>
       <thead><tr><th scope="col">Parameter</th><th scope="col">Shape</th><th scope="col">Type</th></tr></thead>
       <tbody>${node.parameters.map((each) => html`<tr key=${each.name}>
         <th scope="row"><code>${each.name}</code></th><td class="shape">${shape(each)}</td><td>${each.dtype}</td></tr>`)}</tbody></table>`}
     <p class="note">${node.count
       ? `${plural(node.count, "parameter")}${node.children.length ? " with the modules below it" : ""}${node.number > 1 ? ", each" : ""}.`
-      : "It has no parameters."}</p>
+      : "The module has no parameters."}</p>
   </div>`;
 }
 
@@ -156,7 +156,7 @@ export function ModuleTree({ tree, generation }) {
   const wanted = byKey.get(chosenKey) ?? rows[0];
   const chosen = visible.includes(wanted) ? wanted : visible[0];
 
-  // Before the next key comes.
+  // Move the focus before the next key press.
   useLayoutEffect(() => {
     if (!moves.current) return;
     moves.current = false;

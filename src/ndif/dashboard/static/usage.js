@@ -1,4 +1,4 @@
-// What one has used, and may use.
+// The viewer's usage and limits.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
 import { bytes, count, duration } from "./format.js";
@@ -6,13 +6,13 @@ import { Card, Empty } from "./parts.js";
 import { ask } from "./session.js";
 
 const LIMITS = [
-  ["requests_per_minute", "Jobs sent in a minute", count],
-  ["unfinished_jobs", "Jobs that wait or run at once", count],
+  ["requests_per_minute", "Jobs sent per minute", count],
+  ["unfinished_jobs", "Unfinished jobs at once", count],
   ["channels", "Live channels at once", count],
   ["request_bytes", "Size of a request", bytes],
   ["result_bytes", "Size of a result", bytes],
   ["stored_bytes", "Size of all stored results", bytes],
-  ["execution_s_per_day", "Run time in a day (UTC)", duration],
+  ["execution_s_per_day", "Run time per day (UTC)", duration],
 ];
 
 export function Usage({ me, jobs }) {
@@ -41,7 +41,7 @@ export function Usage({ me, jobs }) {
       ${sentence && html`<p class="problem" role="alert">${sentence}</p>`}
       ${rows?.length
         ? html`<div class="scroll" tabindex="0" role="region" aria-label="My usage"><table class="stacks">
-            <caption class="off-screen">Jobs that have ended, by ${by}</caption>
+            <caption class="off-screen">Ended jobs, by ${by}</caption>
             <thead><tr><th scope="col">${by === "day" ? "Day" : "Model"}</th><th scope="col" class="number">Jobs</th>
               <th scope="col" class="number">Errors</th><th scope="col" class="number">Run time</th>
               <th scope="col" class="number">Results</th></tr></thead>
@@ -49,14 +49,14 @@ export function Usage({ me, jobs }) {
               <td class="number" data-name="Jobs">${count(row.jobs)}</td><td class="number" data-name="Errors">${count(row.errors)}</td>
               <td class="number" data-name="Run time">${duration(row.execution_s)}</td><td class="number" data-name="Results">${bytes(row.result_bytes)}</td></tr>`)}</tbody>
           </table></div>`
-        : html`<${Empty}>${rows === null ? "Loading…" : "No job of yours has ended yet."}</${Empty}>`}
+        : html`<${Empty}>${rows === null ? "Loading…" : "None of your jobs has ended yet."}</${Empty}>`}
     </${Card}>
     <${Card} title="My limits" id="limits" note=${me.email ?? ""}>
       ${limits.length
         ? html`<dl class="limits">${limits.map(([name, text, format]) => html`<div key=${name}>
             <dt>${text}</dt><dd>${format(me.limits[name])}${name === "unfinished_jobs" ? `, ${count(unfinished)} used` : ""}</dd></div>`)}
             ${me.tags?.length > 0 && html`<div><dt>Rights</dt><dd>${me.tags.join(", ")}</dd></div>`}</dl>`
-        : html`<${Empty}>Nothing limits your jobs.</${Empty}>`}
+        : html`<${Empty}>Your jobs have no limits.</${Empty}>`}
     </${Card}>
   </div>`;
 }

@@ -1,4 +1,4 @@
-// The views of the page, in the order of the navigation. A view is shown at #/PATH, with the rest of it as `place`.
+// The views of the page, in the order of the navigation. A view is shown at #/PATH; `place` is the rest of the path.
 
 import { html, useEffect, useState } from "./vendor/preact.js";
 import { Connect } from "./connect.js";
@@ -10,15 +10,15 @@ export const views = [
   { path: "", title: "Overview", component: Overview, needs: "state" },
   { path: "jobs", title: "My jobs", component: Jobs, needs: "user" },
   { path: "connect", title: "Connect", component: Connect, needs: "nothing" },
-  // `/models/NAME`, which it shows, is as public as `/status`; links lead to it.
+  // The view shows `/models/NAME`, which is as public as `/status`; links lead to the view.
   { path: "model", title: "Model", component: Model, needs: "nothing", isLinked: true },
 ];
-// The operator's routes are on one port of some servers, and on none of others.
+// Some servers have the operator's routes on one port only, and others on no port.
 if (document.documentElement.dataset.operators === "here") {
   views.push({ path: "operate", title: "Operate", component: Operate, needs: "nothing" });
 }
 
-/** The operator's view, whose files are loaded once somebody opens it. */
+/** The operator's view, whose files are loaded when it is first opened. */
 function Operate(props) {
   const [loaded, setLoaded] = useState(null);
   useEffect(() => void import("./admin.js").then(setLoaded), []);
@@ -29,7 +29,7 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // which somebody has cut
+    return text; // the address is truncated
   }
 }
 

@@ -1,4 +1,4 @@
-// The parts that the operator's views share: reading a route, acting with a word about it, asking before.
+// Parts of the operator's views: reads of a route, actions with a message, and questions for confirmation.
 
 import { html, useCallback, useEffect, useRef, useState } from "../vendor/preact.js";
 import { dayAndTime } from "../format.js";
@@ -9,8 +9,8 @@ const EVERY_MS = 5_000;
 const CONFLICT = 409;
 
 /**
- * Return what a route answers, and how to read it again. It is read every five seconds while the page is seen,
- * and when `changed` does.
+ * Return the answer of a route and a function that reads it again. The route is read every five seconds while
+ * the page is visible, and when `changed` changes.
  */
 export function useReading(method, path, body, changed) {
   const [found, setFound] = useState({ answer: null, problem: "" });
@@ -23,7 +23,7 @@ export function useReading(method, path, body, changed) {
       setFound((before) => ({ ...before, problem: refused.message, status: refused.status }));
     }
   }, [asked]);
-  // A server that has no such thing will not have it in five seconds either.
+  // A server without this feature will not have it in five seconds either.
   const isThere = found.status !== CONFLICT;
   useEffect(() => {
     if (!isThere) return undefined;
@@ -34,7 +34,7 @@ export function useReading(method, path, body, changed) {
   return { ...found, read };
 }
 
-/** Return what carries out an operation, and what is told of the last one. */
+/** Return a function that performs an operation, and the message about the last operation. */
 export function useActions(after) {
   const [told, setTold] = useState({ kind: "", text: "" });
   const [busy, setBusy] = useState(false);
@@ -57,7 +57,7 @@ export function useActions(after) {
   return { act, told, busy };
 }
 
-/** What became of the last operation. */
+/** The outcome of the last operation. */
 export function Told({ told }) {
   return html`<div class="told">
     <p role="status" class="said">${told.kind === "done" ? told.text : ""}</p>
@@ -65,7 +65,7 @@ export function Told({ told }) {
   </div>`;
 }
 
-/** Return a dialog, and what opens it: the promise is kept with true if its person agrees. */
+/** Return a function that opens a dialog, and the dialog; the promise resolves with true on confirmation. */
 export function useQuestion() {
   const [question, setQuestion] = useState(null);
   const dialog = useRef(null);
@@ -96,7 +96,7 @@ export function useQuestion() {
   return [confirm, shown];
 }
 
-/** A table whose cells are text, or parts of their own. */
+/** A table whose cells are texts or components. */
 export function Table({ caption, headings, rows, empty }) {
   if (rows.length === 0) return html`<${Empty}>${empty}</${Empty}>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}>
@@ -118,7 +118,7 @@ export function Table({ caption, headings, rows, empty }) {
   </div>`;
 }
 
-/** A field of a form, under its label. */
+/** A field of a form, below its label. */
 export function Field({ name, label, help, ...more }) {
   const id = `field-${name}`;
   return html`<div class="field">
@@ -128,7 +128,7 @@ export function Field({ name, label, help, ...more }) {
   </div>`;
 }
 
-/** A box to tick. */
+/** A checkbox. */
 export function Tick({ name, label, ...more }) {
   return html`<label class="tick"><input type="checkbox" name=${name} ...${more} /> ${label}</label>`;
 }

@@ -1,4 +1,4 @@
-// Models for their operator: deploy, scale, restart and evict them, and end jobs.
+// The operator's view of models: deploy, scale, restart and evict them, and cancel jobs.
 
 import { html, useState } from "../vendor/preact.js";
 import { bytes, duration, plural } from "../format.js";
@@ -9,7 +9,7 @@ const NUMBERS = ["replicas", "max_replicas", "threads", "padding_factor"];
 const TEXTS = ["checkpoint", "revision", "task", "dtype", "device", "attn_implementation", "size_bytes", "padding_bytes", "execution_timeout_seconds"];
 const FLAGS = ["dedicated", "trust_remote_code"];
 
-/** Return the body of POST /admin/deploy for a form; what is left out is the server's to choose. */
+/** Return the body of POST /admin/deploy for a form; the server chooses defaults for omitted fields. */
 function deployment(form) {
   const given = new FormData(form);
   const entry = { repo_id: given.get("repo_id").trim() };
@@ -34,7 +34,7 @@ function DeployForm({ generations, actions }) {
   return html`<${Card} title="Deploy a model" id="deploy"><form aria-labelledby="deploy-title" onSubmit=${submit}>
     <div class="fields">
       <${Field} name="repo_id" label="Model" placeholder="openai-community/gpt2" required maxlength="401"
-        help="Repository of the hub, or a whole model key" />
+        help="Repository on the hub, or a full model key" />
       <${Field} name="replicas" label="Replicas" type="number" min="1" max="1000" value="1" />
       <div class="field">
         <label for="field-generation">nnsight</label>
@@ -51,21 +51,21 @@ function DeployForm({ generations, actions }) {
         <${Field} name="max_replicas" label="Replicas at most" type="number" min="1" max="1000" help="While requests wait" />
         <${Field} name="size_bytes" label="Size of the weights" placeholder="140GB" help="In place of the measured size" />
         <${Field} name="padding_factor" label="Padding factor" type="number" min="0" step="any" placeholder="0.15"
-          help="Memory beside the weights, as a fraction of them" />
-        <${Field} name="padding_bytes" label="Further padding" placeholder="2GiB" />
-        <${Field} name="execution_timeout_seconds" label="Run time at most" placeholder="15m" />
+          help="Memory in addition to the weights, as a fraction of them" />
+        <${Field} name="padding_bytes" label="Additional padding" placeholder="2GiB" />
+        <${Field} name="execution_timeout_seconds" label="Maximum run time" placeholder="15m" />
         <${Field} name="dtype" label="dtype" placeholder="auto" />
         <${Field} name="device" label="Device" placeholder="auto" help="Such as cpu" />
-        <${Field} name="attn_implementation" label="Attention" placeholder="eager" help="Of requests that name none" />
+        <${Field} name="attn_implementation" label="Attention" placeholder="eager" help="For requests that do not set it" />
         <${Field} name="threads" label="CPU threads" type="number" min="0" />
         <${Field} name="revision" label="Revision" placeholder="main" />
         <${Field} name="task" label="Task" placeholder="text-generation" />
-        <${Field} name="checkpoint" label="Weights from" help="Another repository, or a folder of the server" />
+        <${Field} name="checkpoint" label="Weights from" help="Another repository, or a folder on the server" />
         <div class="field"><${Tick} name="trust_remote_code" label="Run the repository's own code" /></div>
       </div>
     </details>
     <p><button class="primary" disabled=${actions.busy}>Deploy</button>
-      <span role="status">${asked && ` Looking for ${asked}, and how large it is…`}</span></p>
+      <span role="status">${asked && ` Measuring ${asked}…`}</span></p>
   </form></${Card}>`;
 }
 
@@ -73,7 +73,7 @@ const nameOf = (model) => (model.revision ? `${model.repo_id} (${model.revision}
 const stateOf = (model) => model.replicas.find((each) => each.level === "HOT")?.state ?? (model.problem ? "UNHEALTHY" : "NOT DEPLOYED");
 const levelOf = (model) => model.replicas.map((each) => each.level).find((each) => each === "HOT") ?? model.replicas[0]?.level ?? "COLD";
 
-/** One model in one generation, and what may be done with it. */
+/** The operator's actions on one model in one generation. */
 function Buttons({ model, isOneOfSeveral, actions, confirm }) {
   const [count, setCount] = useState(null);
   const name = nameOf(model);
@@ -81,20 +81,20 @@ function Buttons({ model, isOneOfSeveral, actions, confirm }) {
   async function scale(event) {
     event.preventDefault();
     if (wanted < model.desired_replicas &&
-      !(await confirm(`Scale ${name} down?`, `It has ${plural(model.desired_replicas, "replica")}, and is to have ${wanted}. ` +
-        "A replica that goes finishes its job or gives it back.", "Scale down"))) return;
+      !(await confirm(`Scale ${name} down?`, `It is scaled from ${plural(model.desired_replicas, "replica")} to ${wanted}. ` +
+        "A removed replica finishes its job or returns it to the queue.", "Scale down"))) return;
     const body = { model: model.model_key, replicas: wanted, generation: model.generation };
-    await actions.act("/admin/scale", body, `${name} is to have ${plural(wanted, "replica")}.`);
+    await actions.act("/admin/scale", body, `${name} is being scaled to ${plural(wanted, "replica")}.`);
     setCount(null);
   }
-  const all = isOneOfSeveral ? " That goes for every nnsight that it is deployed for." : "";
+  const all = isOneOfSeveral ? " This applies to every nnsight generation of the model." : "";
   async function restart() {
-    if (await confirm(`Restart ${name}?`, `Its replicas are replaced by new ones. Jobs that run start again.${all}`, "Restart"))
-      await actions.act("/admin/restart", { model: model.model_key }, `${name} starts again.`);
+    if (await confirm(`Restart ${name}?`, `Its replicas are replaced with new ones. Running jobs start again.${all}`, "Restart"))
+      await actions.act("/admin/restart", { model: model.model_key }, `${name} is being restarted.`);
   }
   async function evict(cold) {
-    const where = cold ? "its devices and the host's memory" : "its devices; it stays in the host's memory";
-    if (await confirm(`Evict ${name}?`, `It leaves ${where}. Jobs that wait for it end as an ERROR.${all}`, "Evict"))
+    const where = cold ? "its devices and the CPU memory" : "its devices and stays in CPU memory";
+    if (await confirm(`Evict ${name}?`, `It leaves ${where}. Its waiting jobs end as an ERROR.${all}`, "Evict"))
       await actions.act("/admin/evict", { model: model.model_key, cold }, `${name} is evicted.`);
   }
   const off = actions.busy;
@@ -113,7 +113,7 @@ function Buttons({ model, isOneOfSeveral, actions, confirm }) {
 function Replicas({ model, nodes, actions, confirm }) {
   if (model.replicas.length === 0) return "none";
   async function evict(id) {
-    if (await confirm(`Evict replica ${id} of ${model.repo_id}?`, "Another one does not take its place.", "Evict"))
+    if (await confirm(`Evict replica ${id} of ${model.repo_id}?`, "No other replica replaces it.", "Evict"))
       await actions.act("/admin/evict", { model: model.model_key, replica: id, cold: true }, `Replica ${id} is evicted.`);
   }
   return html`<ul class="plain">
@@ -128,7 +128,7 @@ function Replicas({ model, nodes, actions, confirm }) {
   </ul>`;
 }
 
-/** Models, replicas and jobs, with what an operator does to them. */
+/** Models, replicas and jobs, with the operator's actions on them. */
 export function Models({ changed, generations }) {
   const status = useReading("GET", "/admin/status", null, changed);
   const queue = useReading("GET", "/admin/queue", null, changed);
@@ -138,8 +138,8 @@ export function Models({ changed, generations }) {
   const models = status.answer?.models ?? [];
   const nodes = Object.fromEntries((status.answer?.nodes ?? []).map((each) => [each.id, each.name]));
   async function evictAll() {
-    if (await confirm("Evict every model?", "All but those of the calendar leave the devices. Jobs that wait for them end as an ERROR.", "Evict all"))
-      await actions.act("/admin/evict", { all: true, cold: false }, "Every model is evicted.");
+    if (await confirm("Evict every model?", "All models leave their devices, except models that the calendar has deployed. Their waiting jobs end as an ERROR.", "Evict all"))
+      await actions.act("/admin/evict", { all: true, cold: false }, "Every model is evicted, except booked models.");
   }
   const rows = models.map((model) => ({
     key: `${model.model_key}@${model.generation}`,
@@ -172,17 +172,17 @@ export function Models({ changed, generations }) {
 
 function Jobs({ models, actions, confirm }) {
   async function kill(id) {
-    if (await confirm(`End job ${id}?`, "Its user gets an ERROR that says that the operator has ended it.", "End job"))
+    if (await confirm(`End job ${id}?`, "Its user gets an ERROR that names the operator as the cause.", "End job"))
       await actions.act("/admin/kill", { request_id: id }, `Job ${id} is ended.`);
   }
   const now = Date.now() / 1000;
   const rows = (models ?? []).flatMap((model) => [
-    ...model.running.map((job) => [model, job, "runs", duration(now - job.since)]),
-    ...model.waiting.map((job) => [model, job, `waits, place ${job.position}`, duration(now - job.received)]),
+    ...model.running.map((job) => [model, job, "running", duration(now - job.since)]),
+    ...model.waiting.map((job) => [model, job, `waiting, position ${job.position}`, duration(now - job.received)]),
   ]);
   return html`<${Card} title="Jobs" id="jobs">
-    <${Table} caption="Jobs that wait or run" headings=${["Job", "User", "Model", "State", "For", "Change"]}
-      empty=${models ? "No job waits or runs." : "Loading…"}
+    <${Table} caption="Waiting and running jobs" headings=${["Job", "User", "Model", "State", "For", "Change"]}
+      empty=${models ? "No job is waiting or running." : "Loading…"}
       rows=${rows.map(([model, job, state, since]) => ({
         key: job.request_id,
         cells: [

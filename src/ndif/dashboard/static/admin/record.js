@@ -1,4 +1,4 @@
-// The record for an operator: events, usage, alerts, call-backs and the calendar.
+// Records for the operator: events, usage, alerts, webhooks and mails, and the calendar.
 
 import { html, useState } from "../vendor/preact.js";
 import { bytes, count, duration } from "../format.js";
@@ -9,7 +9,7 @@ function Problem({ reading }) {
   return reading.problem && html`<p class="problem" role="alert">${reading.problem}</p>`;
 }
 
-/** The log of events: what was done, by whom and when. */
+/** The log of events: actions with their authors and times. */
 export function Events() {
   const events = useReading("GET", "/admin/events");
   const [kind, setKind] = useState("");
@@ -22,8 +22,8 @@ export function Events() {
       <select id="event-kind" value=${kind} onChange=${(event) => setKind(event.currentTarget.value)}>
         <option value="">all</option>${kinds.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
       </select></p>
-    <${Table} caption="The last events, the newest first" headings=${["Time", "Event", "Subject", "By", "Details"]}
-      empty=${events.answer ? "Nothing has happened yet." : "Loading…"}
+    <${Table} caption="The last events, newest first" headings=${["Time", "Event", "Subject", "By", "Details"]}
+      empty=${events.answer ? "No event was recorded yet." : "Loading…"}
       rows=${shown.map((each, place) => ({
         key: `${all.length - place} ${each.at} ${each.kind}`,
         cells: [time(each.at), each.count > 1 ? `${each.kind} (${each.count} times)` : each.kind, each.subject, each.by, each.text],
@@ -46,7 +46,7 @@ export function Usage() {
       <label for="usage-since">Since</label>
       <input id="usage-since" type="date" value=${since} onChange=${(event) => setSince(event.currentTarget.value)} />
     </p>
-    <${Table} caption=${`Jobs that have ended, by ${by}`} headings=${[by, "Jobs", "Errors", "Execution", "Results"]}
+    <${Table} caption=${`Ended jobs, by ${by}`} headings=${[by, "Jobs", "Errors", "Execution", "Results"]}
       empty=${usage.answer ? "No job has ended." : "Loading…"}
       rows=${(usage.answer?.usage ?? []).map((each) => ({
         key: each.name,
@@ -55,38 +55,38 @@ export function Usage() {
   </${Card}>`;
 }
 
-/** Alerts that are open, and those of the last day. */
+/** Open alerts, and alerts that were resolved in the last day. */
 export function Alerts() {
   const alerts = useReading("GET", "/admin/alerts");
   const rows = (incidents) => incidents.flatMap((incident) => incident.causes.map((cause) => ({
     key: `${incident.id} ${cause.kind} ${cause.subject}`,
-    cells: [cause.sentence, incident.severity, time(cause.since), cause.over === null ? "holds" : time(cause.over)],
+    cells: [cause.sentence, incident.severity, time(cause.since), cause.over === null ? "persists" : time(cause.over)],
   })));
   const headings = ["Cause", "Severity", "Since", "Over"];
   return html`<${Card} title="Alerts" id="alerts">
     <${Problem} reading=${alerts} />
     ${alerts.answer && html`
       <${Table} caption="Open alerts" headings=${headings} rows=${rows(alerts.answer.open)} empty="No alert is open." />
-      <${Table} caption="Resolved in the last day" headings=${headings} rows=${rows(alerts.answer.resolved)} empty="None was resolved in the last day." />`}
+      <${Table} caption="Resolved in the last day" headings=${headings} rows=${rows(alerts.answer.resolved)} empty="No alert was resolved in the last day." />`}
   </${Card}>`;
 }
 
-/** Call-backs that wait, and those that were given up. */
+/** Webhooks and mails that wait or were given up. */
 export function Callbacks() {
   const callbacks = useReading("GET", "/admin/callbacks");
   const actions = useActions(callbacks.read);
   const [confirm, dialog] = useQuestion();
   const found = callbacks.answer;
   async function retry(body, title) {
-    if (await confirm(title, "Receivers may get again what they got before.", "Make again"))
-      await actions.act("/admin/callbacks/retry", body, "They are made again.");
+    if (await confirm(title, "Recipients may get the same message again.", "Send again"))
+      await actions.act("/admin/callbacks/retry", body, "They are sent again.");
   }
-  return html`<${Card} title="Call-backs" id="callbacks">
+  return html`<${Card} title="Webhooks and mail" id="callbacks">
     <${Problem} reading=${callbacks} />
     <${Told} told=${actions.told} />
-    ${found && html`<p>${found.given_up} were given up, ${found.waiting} wait.</p>`}
-    <${Table} caption="Call-backs" headings=${["Job", "To", "State", "Attempts", "Next", "Problem", "Change"]}
-      empty=${found ? "No call-back waits or was given up." : "Loading…"}
+    ${found && html`<p>${found.given_up} given up, ${found.waiting} waiting.</p>`}
+    <${Table} caption="Webhooks and mails" headings=${["Job", "To", "State", "Attempts", "Next", "Problem", "Change"]}
+      empty=${found ? "No webhook or mail waits or was given up." : "Loading…"}
       rows=${(found?.callbacks ?? []).map((each) => ({
         key: `${each.request_id} ${each.status}`,
         cells: [
@@ -96,28 +96,28 @@ export function Callbacks() {
           each.attempts,
           time(each.due),
           each.problem ?? "–",
-          html`<button disabled=${actions.busy} aria-label=${`Make the call-back of ${each.request_id} again`}
-            onClick=${() => retry({ request_id: each.request_id }, `Make the call-back of ${each.request_id} again?`)}>Make again</button>`,
+          html`<button disabled=${actions.busy} aria-label=${`Send the message of ${each.request_id} again`}
+            onClick=${() => retry({ request_id: each.request_id }, `Send the message of ${each.request_id} again?`)}>Send again</button>`,
         ],
       }))} />
     ${found?.given_up > 0 && html`<p><button disabled=${actions.busy}
-      onClick=${() => retry({ all: true }, "Make every call-back again that was given up?")}>Make all again…</button></p>`}
+      onClick=${() => retry({ all: true }, "Send all given-up webhooks and mails again?")}>Send all again…</button></p>`}
     ${dialog}
   </${Card}>`;
 }
 
-/** The calendar as the server has read it. */
+/** The calendar, as the server read it. */
 export function Calendar() {
   const status = useReading("GET", "/admin/status");
   const schedule = status.answer?.schedule;
   return html`<${Card} title="Calendar" id="calendar">
     <${Problem} reading=${status} />
     ${schedule && html`<p>${schedule.source
-      ? html`Read from <code>${schedule.source}</code>, where bookings are made and changed.`
-      : html`This server follows no calendar: the variable <code>NDIF_SCHEDULE</code> names one.`}
+      ? html`The calendar is <code>${schedule.source}</code>. Make and change bookings there.`
+      : html`This server follows no calendar. Set <code>NDIF_SCHEDULE</code> to use one.`}
       ${schedule.next_change && ` The next change is at ${time(Date.parse(schedule.next_change) / 1000)}.`}</p>
       ${schedule.problems.length > 0 && html`<ul class="problem">${schedule.problems.map((each) => html`<li>${each}</li>`)}</ul>`}
-      <${Table} caption="Models that are booked now" headings=${["Model", "From", "Until"]} empty="No model is booked now."
+      <${Table} caption="Booked models" headings=${["Model", "From", "Until"]} empty="No model is booked."
         rows=${schedule.windows.map((each) => ({
           key: `${each.model} ${each.start}`,
           cells: [each.model, time(Date.parse(each.start) / 1000), time(Date.parse(each.end) / 1000)],
