@@ -73,12 +73,12 @@ def cut(value: Saved) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (scale("values", 1.1), "not those of the hidden state"),
-        (scale("hidden", 0.0), "not those of the hidden state"),
-        (scale("rows", -1.0), "not those of the hidden state"),
-        (scale("hidden", float("nan")), "not those of the hidden state"),
-        (turn, "not those of the hidden state"),
-        (swap_two_numbers, "not those of the hidden state"),
+        (scale("values", 1.1), "do not match the hidden state"),
+        (scale("hidden", 0.0), "do not match the hidden state"),
+        (scale("rows", -1.0), "do not match the hidden state"),
+        (scale("hidden", float("nan")), "do not match the hidden state"),
+        (turn, "do not match the hidden state"),
+        (swap_two_numbers, "do not match the hidden state"),
         (spoil, "not finite"),
         (cut, "another shape"),
     ],

@@ -101,7 +101,7 @@ class SmtpMailer:
                 self._timeout_s,
             )
         except aiosmtplib.SMTPRecipientsRefused as error:
-            codes = [each.code for each in error.recipients]
+            codes = [refusal.code for refusal in error.recipients]
             final = all(code >= _PERMANENT for code in codes)
             raise DeliveryError("the mail server refuses the address", final=final) from error
         except aiosmtplib.SMTPAuthenticationError as error:

@@ -82,8 +82,8 @@ class RequestLog:
                 took,
             )
             route = metrics.route_label(scope["path"])
-            known = method if method in _METHODS else metrics.OTHER
-            metrics.REQUESTS.labels(route, known, status or "unanswered").inc()
+            label = method if method in _METHODS else metrics.OTHER
+            metrics.REQUESTS.labels(route, label, status or "unanswered").inc()
             if scope["type"] == "http":
                 metrics.REQUEST_SECONDS.labels(route).observe(took)
             elif status == _UPGRADED:

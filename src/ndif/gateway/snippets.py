@@ -59,8 +59,8 @@ def snippet(
         "",
         f"model = {kind}({', '.join(arguments)})",
         "",
-        *_prepared(task, structure),
-        f"with model.trace({_given(task, structure)}, remote=True):",
+        *_preparation(task, structure),
+        f"with model.trace({_input(task, structure)}, remote=True):",
         f"    hidden = {place.path}.{place.value('output')}.save()",
         "",
         "print(hidden)",
@@ -68,13 +68,13 @@ def snippet(
     return "\n".join(lines) + "\n"
 
 
-def _prepared(task: str | None, structure: ModelStructure) -> list[str]:
+def _preparation(task: str | None, structure: ModelStructure) -> list[str]:
     if not structure.encoder_decoder:
         return []
     return [f'tokens = model.tokenizer({literal(_PROMPT)}, return_tensors="pt")["input_ids"]', ""]
 
 
-def _given(task: str | None, structure: ModelStructure) -> str:
+def _input(task: str | None, structure: ModelStructure) -> str:
     if structure.encoder_decoder:  # text alone leaves the decoder without input ids
         return '{"input_ids": tokens, "decoder_input_ids": tokens[:, :1]}'
     if task == _MASKS:
