@@ -57,7 +57,7 @@ _STOPPED = (
 
 
 class Pages(Protocol):
-    """Web pages that a gateway serves beside its routes."""
+    """Web pages that a gateway serves in addition to its routes."""
 
     def routes(self) -> list[BaseRoute]:
         """Return the pages' routes."""

@@ -385,10 +385,12 @@ class WebSocketConnection(_WatchedConnection, WebSocketsSansIOProtocol):
             super().handle_connect(event)
             return
         self.handshake_initiated = True
-        kept = {name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers}
+        headers = {
+            name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers
+        }
         problem = response.body.decode().partition("\n")[0]
         with named(RequestId(event.headers.get_all(HEADER))):
-            self._refuse(HttpError(response.status_code, problem, kept))
+            self._refuse(HttpError(response.status_code, problem, headers))
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)

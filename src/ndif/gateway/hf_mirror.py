@@ -152,7 +152,7 @@ class HfMirror:
     def __init__(
         self, *, share_weights: bool, find: Callable[[str], MirroredModel | None] = lambda _: None
     ) -> None:
-        """`find` returns the accepted model of a repo id once its files are here; any thread may call."""
+        """`find` returns the accepted model of a repo id once its files are here, in any thread."""
         self._find = find
         self._share_weights = share_weights
         self._repositories: dict[str, _Repository] = {}
@@ -211,11 +211,11 @@ class HfMirror:
             self.serve(model)
         if repository := self._repositories.get(name):
             return repository
-        served = ", ".join(mirrored.model.repo_id for mirrored in self._repositories.values())
+        names = ", ".join(mirrored.model.repo_id for mirrored in self._repositories.values())
         raise _NotFoundError(
             "RepoNotFound",
-            f"This server serves {served}, not {_shown(repo_id)}. Unset HF_ENDPOINT to use the Hub."
-            if served
+            f"This server serves {names}, not {_shown(repo_id)}. Unset HF_ENDPOINT to use the Hub."
+            if names
             else f"The files of {_shown(repo_id)} are not on this server yet: try again when it is loaded.",
         )
 

@@ -238,7 +238,6 @@ def _entry(
 
 
 def _states(entry: ModelStatus | None) -> Any:
-    """Return the replicas' state by generation, from the model's entry in `/status`."""
     return entry and entry.runtimes
 
 
@@ -276,8 +275,8 @@ def _by_generation(
 
 def _tree(structure: ModelStructure, structures: Mapping[str, ModelStructure]) -> DescribedModule:
     """Return the tree of a structure, with its paths in each generation that has an equal tree."""
-    same = [generation for generation, other in structures.items() if other.tree == structure.tree]
-    return _module([Place(ROOT, structure.tree, generation) for generation in same])
+    equal = [generation for generation, other in structures.items() if other.tree == structure.tree]
+    return _module([Place(ROOT, structure.tree, generation) for generation in equal])
 
 
 def _module(places: list[Place]) -> DescribedModule:

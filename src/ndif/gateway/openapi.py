@@ -272,13 +272,13 @@ def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, JsonObject]) ->
     usual = {HEADER: {"$ref": f"#/components/headers/{HEADER}"}}
     responses: JsonObject = {}
     for status, response in described.answers.items():
-        own = {
+        own_headers = {
             name: {"description": text, "schema": {"type": "string"}}
             for name, text in response.headers.items()
         }
         responses[str(status)] = {
             "description": response.text,
-            "headers": {**usual, **own},
+            "headers": {**usual, **own_headers},
             "content": content(response.content),
         }
     refusals = {
@@ -304,8 +304,8 @@ def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, JsonObject]) ->
         operation["requestBody"] = {"required": True, "content": content(described.body)}
     if described.needs != "nothing":
         # An empty alternative makes the key optional, since a server without keys needs none.
-        others: list[JsonObject] = [{}] if described.needs == "key" else []
-        operation["security"] = [{described.needs: []}, *others]
+        alternatives: list[JsonObject] = [{}] if described.needs == "key" else []
+        operation["security"] = [{described.needs: []}, *alternatives]
     return operation
 
 

@@ -31,9 +31,9 @@ _CLIENT_HEADERS = (
     *("ndif-api-key", "nnsight-version", "python-version", "nnsight-model-key", "nnsight-compress"),
     *("ndif-session_id", "ndif-timestamp", "ndif-callback", "Range", HEADER),
 )
-"""Request headers of clients, beside the CORS-safelisted ones."""
+"""Request headers of clients, in addition to the CORS-safelisted ones."""
 _EXPOSED_HEADERS = (HEADER, "Retry-After")
-"""Response headers that a page may read, beside the CORS-safelisted ones."""
+"""Response headers that a page may read, in addition to the CORS-safelisted ones."""
 _SUBMIT = "/request"
 """Path whose Host header becomes the base URL of the job's results."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+)(:\d{1,5})?", re.ASCII | re.IGNORECASE)
@@ -49,9 +49,9 @@ class SameOrigin:
     The browser names the page's site in `Origin`; nnsight's clients send this server's origin or none.
 
     With DNS rebinding, a foreign page's origin equals its Host. So the Host must be a name of this server:
-    a loopback name, the listening host, the machine's name, the public URL's, or one of NDIF_ALLOWED_HOSTS.
-    IP addresses pass, because rebinding needs a name. At `/request` an address must be the one that the
-    connection reached, because the URLs of results begin with it.
+    a loopback name, the listening host, the machine's name, the host of the public URL, or one of
+    NDIF_ALLOWED_HOSTS. IP addresses pass, because rebinding needs a name. At `/request` an address must be
+    the one that the connection reached, because the URLs of results begin with it.
 
     Origins in NDIF_CORS_ORIGINS pass, except at the operator's routes. Starlette's `CORSMiddleware` answers
     preflights and sets CORS headers. Only the operator's routes read cookies (`gateway/operator.py`).
@@ -146,7 +146,7 @@ class SameOrigin:
         return not _is_address(name) and name in await asyncio.to_thread(_machine_names)
 
     def _is_same(self, origin: str, host: str) -> bool:
-        """Return True if a page's origin is the requested host, or the public URL's."""
+        """Return True if a page's origin equals the requested host's or the public URL's origin."""
         page = _origin(origin)
         return page is not None and page in (_origin(f"{page[0]}://{host}"), self._public_origin)
 
@@ -181,7 +181,6 @@ def _is_address(name: str) -> bool:
 
 @cache
 def _machine_names() -> frozenset[str]:
-    """Return this machine's host names, as its own resolver reports them."""
     name = socket.gethostname().lower()
     short = name.partition(".")[0]
     return frozenset({name, short, f"{short}.local", socket.getfqdn().lower()})
@@ -192,10 +191,10 @@ def _is_reached(name: str, scope: Scope) -> bool:
     server = scope.get("server")
     if not server:
         return False
-    reached = unmapped(server[0]).partition("%")[0]
-    return _is_address(reached) and ipaddress.ip_address(
+    local_address = unmapped(server[0]).partition("%")[0]
+    return _is_address(local_address) and ipaddress.ip_address(
         unmapped(name.partition("%")[0])
-    ) == ipaddress.ip_address(reached)
+    ) == ipaddress.ip_address(local_address)
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:

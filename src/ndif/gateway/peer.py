@@ -1,4 +1,4 @@
-"""The user (uid) whose process has the other end of a local connection.
+"""The user (uid) of the process at the other end of a local connection.
 
 `sock_diag(7)` looks up one socket in about 10 µs, independent of the number of sockets. If it fails, the
 kernel's list of all sockets is read, which takes milliseconds. A socket that its process has closed has no

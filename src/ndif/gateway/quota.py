@@ -55,8 +55,8 @@ class Quota:
         """Return the limits of an account, merged with the server's limits."""
         if not account.key:
             return self._keyless
-        own, limits = self._limits.get(account.key, (None, self._keyless))
-        if own != account.limits:
+        key_limits, limits = self._limits.get(account.key, (None, self._keyless))
+        if key_limits != account.limits:
             limits = KeyLimits.of(self.settings, account.limits)
             self._limits[account.key] = account.limits, limits
         return limits

@@ -54,8 +54,8 @@ class Sessions:
         self._tokens = Signer(keys, salt="csrf", **digest)  # type: ignore[arg-type]
         self._life_s = life_s
         # Browsers share cookies between the ports of a host: each server needs its own cookie name.
-        own = derive(shared[0], "operator cookie").hex()[:_NAME_DIGITS]
-        self._name = f"ndif-operator-{own}"
+        suffix = derive(shared[0], "operator cookie").hex()[:_NAME_DIGITS]
+        self._name = f"ndif-operator-{suffix}"
 
     def begin(self, way: str) -> tuple[Session, str]:
         """Return a new session and the value of its cookie."""

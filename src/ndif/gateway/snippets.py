@@ -88,17 +88,17 @@ def telling(root: Place) -> Place:
     The main blocks are the equal modules of one container with the most parameters in total. Without such
     blocks, return the root's largest child.
     """
-    best, most = root, 0
+    largest, largest_size = root, 0
     waiting = deque([root])
     while waiting:
         place = waiting.popleft()
         for child in place.children():
             waiting.append(child)
             size = child.node.count * child.node.number
-            if child.node.indices is not None and child.path.endswith("]") and size > most:
-                best, most = child, size
-    if best is root:
+            if child.node.indices is not None and child.path.endswith("]") and size > largest_size:
+                largest, largest_size = child, size
+    if largest is root:
         children = list(root.children())
         return max(children, key=lambda child: child.node.count, default=root)
-    first, last = (best.node.indices or [(0, 0)])[0]
-    return best.at((first + last) // 2)
+    first, last = (largest.node.indices or [(0, 0)])[0]
+    return largest.at((first + last) // 2)

@@ -121,7 +121,7 @@ _SUBMIT = Description(
         409: "The live channel that the request names is not open.",
         413: "The body is too large.",
         429: "Too many wrong keys, or too much is on its way from this address.",
-        503: "The server takes no more at the moment.",
+        503: "The server cannot accept requests at the moment.",
     },
     needs="key",
 )
@@ -229,7 +229,6 @@ class SubmitRoute:
     async def _read_payload(
         self, body: AsyncIterator[list[bytes]], payload: IncomingPayload
     ) -> None:
-        """Read a body that is the payload alone."""
         async for chunks in body:
             for chunk in chunks:
                 payload.add(chunk)

@@ -81,7 +81,7 @@ async def probe(
             ProbeKind.TIMEOUT, f"No value came within {format_duration(timeout_s)}."
         )
     finally:
-        await _end(process)
+        await _kill_group(process)
     return _outcome(*answer)
 
 
@@ -104,7 +104,7 @@ async def _converse(process: asyncio.subprocess.Process, question: Question) -> 
     writer, reader, errors = process.stdin, process.stdout, process.stderr
     if writer is None or reader is None or errors is None:
         raise TypeError("the process has no pipes")
-    reading = asyncio.create_task(_read_last(errors), name="errors of a probe")
+    reading = asyncio.create_task(_read_tail(errors), name="errors of a probe")
     try:
         line = b""
         with contextlib.suppress(ConnectionError):  # the process has ended
@@ -119,16 +119,14 @@ async def _converse(process: asyncio.subprocess.Process, question: Question) -> 
         await end([reading])
 
 
-async def _read_last(reader: asyncio.StreamReader) -> str:
-    """Read to the end of the stream, and return its last part."""
+async def _read_tail(reader: asyncio.StreamReader) -> str:
     last = b""
     while read := await reader.read(_MAX_ERROR_BYTES):
         last = (last + read)[-_MAX_ERROR_BYTES:]
     return last.decode(errors="replace")
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process with its process group, and reap it."""
+async def _kill_group(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await reap(process)

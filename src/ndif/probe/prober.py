@@ -26,7 +26,7 @@ _LOADING_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A model that should serve a generation, with its current state."""
+    """A model that should serve a generation, and the model's current state."""
 
     target: Target
     serves: bool
@@ -68,7 +68,7 @@ class Prober:
         with TemporaryDirectory(prefix="ndif-probe-", ignore_cleanup_errors=True) as cache:
             while True:
                 began, watched = loop.time(), list(self.watched())
-                self._keep({model.target for model in watched})
+                self._forget_others({model.target for model in watched})
                 if watched:
                     await self._probe_next(watched, Path(cache))
                 pause_s = self.interval_s / max(1, len(watched))
@@ -130,8 +130,7 @@ class Prober:
                 *(target.label, target.generation, outcome.kind.value, outcome.reason),
             )
 
-    def _keep(self, targets: set[Target]) -> None:
-        """Forget the models that should no longer serve."""
+    def _forget_others(self, targets: set[Target]) -> None:
         self.histories.keep(targets)
         for times in (self._loading, self._last_probed):
             for target in times.keys() - targets:

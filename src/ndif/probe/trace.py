@@ -51,8 +51,8 @@ def main() -> None:
         HF_HOME=question.cache,
         HF_HUB_OFFLINE="0",
     )
-    own = filter(None, map(os.environ.get, _CERTIFICATES))
-    confine_client(Path(question.cache), map(Path, own))
+    certificates = filter(None, map(os.environ.get, _CERTIFICATES))
+    confine_client(Path(question.cache), map(Path, certificates))
     try:
         outcome = _probe(question)
     except Exception as error:  # a user's trace would fail with the same error

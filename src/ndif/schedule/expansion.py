@@ -122,7 +122,10 @@ class Expansion:
             raise CalendarError(document["error"])
         events = [CalendarEvent(**event) for event in document["events"]]
         occurrences = (
-            Occurrence(events[index], *(datetime.fromtimestamp(at, timezone.utc) for at in span))
+            Occurrence(
+                events[index],
+                *(datetime.fromtimestamp(timestamp, timezone.utc) for timestamp in span),
+            )
             for index, *span in document["occurrences"]
         )
         return cls(tuple(occurrences), tuple(document["problems"]))
@@ -224,7 +227,7 @@ def _parse(content: bytes) -> list[Any]:
         raise CalendarError(f"it is no calendar: it begins with {start!r}")
     if not text.upper().endswith("END:VCALENDAR"):
         raise CalendarError("it is cut off: it does not end with END:VCALENDAR")
-    tzp.use(_Zones())  # and forget the zones of another calendar
+    tzp.use(_Zones())  # also drops the zones of an earlier calendar
     try:
         calendars: list[Any] = _Parser(text, ComponentFactory(), TypesFactory()).parse()
     except Exception as error:  # library code on untrusted text
@@ -351,7 +354,7 @@ def _occurrences(
     zone = getattr(master["DTSTART"].dt, "tzinfo", None) or day_zone
 
     def wall(moment: Any) -> Any:
-        if isinstance(moment, timedelta):  # of a period
+        if isinstance(moment, timedelta):  # the duration of a period
             return moment
         if not isinstance(moment, datetime):
             moment = datetime.combine(moment, time())

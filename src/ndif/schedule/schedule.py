@@ -43,7 +43,7 @@ class Schedule:
             window
             for timeline in self.timelines
             for window in takewhile(
-                lambda candidate: candidate.start < end, _after(timeline, start)
+                lambda candidate: candidate.start < end, _ending_after(timeline, start)
             )
         ]
         return tuple(sorted(windows, key=lambda window: (window.start, str(window.config.key))))
@@ -54,15 +54,14 @@ class Schedule:
 
     def next_change(self, now: datetime) -> datetime | None:
         """Return the time of the next change of `dedicated_at`; None if the schedule has no more."""
-        upcoming = (next(_after(timeline, now), None) for timeline in self.timelines)
+        upcoming = (next(_ending_after(timeline, now), None) for timeline in self.timelines)
         changes = (
             window.start if window.start > now else window.end for window in upcoming if window
         )
         return min(changes, default=None)
 
 
-def _after(timeline: Sequence[Window], moment: datetime) -> Iterator[Window]:
-    """Yield the windows of a timeline that end after that moment."""
+def _ending_after(timeline: Sequence[Window], moment: datetime) -> Iterator[Window]:
     first = bisect_right(timeline, moment, key=lambda window: window.end)
     return (timeline[index] for index in range(first, len(timeline)))
 
@@ -81,8 +80,8 @@ def make_schedule(expansion: Expansion, deployments: Sequence[DeploymentConfig])
         tuple(_settle_overlaps(claims_of_model, problems)) for claims_of_model in claims
     )
     if len(problems) > _MOST_PROBLEMS:
-        more = len(problems) - _MOST_PROBLEMS
-        problems[_MOST_PROBLEMS:] = [f"And {more:,} more like these."]
+        omitted = len(problems) - _MOST_PROBLEMS
+        problems[_MOST_PROBLEMS:] = [f"And {omitted:,} more like these."]
     return Schedule(timelines, tuple(problems))
 
 

@@ -190,15 +190,15 @@ class ScheduleSource:
 
     async def _download(self, url: str) -> _Fetched:
         headers = {"Accept": "text/calendar, */*;q=0.1"}
-        good = self._last_good
-        if good is not None and isinstance(good.mark, dict):
-            headers |= good.mark
+        last_good = self._last_good
+        if last_good is not None and isinstance(last_good.mark, dict):
+            headers |= last_good.mark
         async with (
             httpx.AsyncClient(timeout=self._timeout_s, follow_redirects=True) as client,
             client.stream("GET", url, headers=headers) as answer,
         ):
-            if answer.status_code == httpx.codes.NOT_MODIFIED and good is not None:
-                return good
+            if answer.status_code == httpx.codes.NOT_MODIFIED and last_good is not None:
+                return last_good
             if answer.status_code != httpx.codes.OK:
                 raise _SourceError(f"HTTP {answer.status_code} {answer.reason_phrase}".strip())
             content = bytearray()
