@@ -152,7 +152,7 @@ class HfMirror:
     def __init__(
         self, *, share_weights: bool, find: Callable[[str], MirroredModel | None] = lambda _: None
     ) -> None:
-        """`find` returns the accepted model of a repo id once its files are here, in any thread."""
+        """`find` returns the accepted model of a repo id, once its files are here; it is thread-safe."""
         self._find = find
         self._share_weights = share_weights
         self._repositories: dict[str, _Repository] = {}
