@@ -1,4 +1,4 @@
-"""Base of errors whose message is for operators and users, and such messages for pydantic's errors."""
+"""Base of errors with messages for operators and users, and such messages for pydantic's errors."""
 
 from __future__ import annotations
 

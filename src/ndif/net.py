@@ -27,7 +27,7 @@ _FIRST_PORT = 8289
 _LAST_PORT = 65535
 _FAREWELL_S = 0.2
 """Seconds for the last messages to reach their clients."""
-_OR_ANY = "Choose another with --port, or leave it out to have a free one found."
+_PORT_ADVICE = "Choose another port with --port, or omit --port to use the first free one."
 
 
 class StartError(NdifError):
@@ -57,17 +57,17 @@ class Http(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`. Awaits `farewell` first, unless a second signal forces the end."""
         if self._farewell is not None:
-            leaving = asyncio.create_task(self._take_leave(self._farewell), name="farewell")
+            leaving = asyncio.create_task(self._say_farewell(self._farewell), name="farewell")
             while not leaving.done() and not self.force_exit:
                 await asyncio.wait([leaving], timeout=_FAREWELL_S)
             await end([leaving])
         await super().shutdown(sockets)
 
-    async def _take_leave(self, farewell: Callable[[], Awaitable[None]]) -> None:
+    async def _say_farewell(self, farewell: Callable[[], Awaitable[None]]) -> None:
         try:
             await farewell()
         except Exception:
-            logger.exception("clients were not told that the server stops")
+            logger.exception("clients could not be notified that the server stops")
         await asyncio.sleep(_FAREWELL_S)
 
     @contextlib.contextmanager
@@ -87,10 +87,10 @@ class Http(uvicorn.Server):
         self.should_exit = True
 
 
-def listen(host: str, port: int | None, advice: str = _OR_ANY) -> socket.socket:
+def listen(host: str, port: int | None, advice: str = _PORT_ADVICE) -> socket.socket:
     """Return a socket that listens on `port`, or on the first free port from 8289.
 
-    Raise a `StartError` if there is none; if `port` is taken, its message ends with `advice`.
+    Raise a `StartError` if no port is free; if `port` is taken, the message ends with `advice`.
     """
     for candidate in [port] if port else range(_FIRST_PORT, _LAST_PORT + 1):
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -118,10 +118,10 @@ def answers(host: str, port: int) -> bool:
 
     try:
         url = f"{local_url(host, port)}/ping"
-        found = httpx.get(url, timeout=1, trust_env=False, verify=False)  # noqa: S501 - no TLS
+        response = httpx.get(url, timeout=1, trust_env=False, verify=False)  # noqa: S501 - no TLS
     except httpx.HTTPError:
         return False
-    return found.status_code == httpx.codes.OK
+    return response.status_code == httpx.codes.OK
 
 
 @functools.lru_cache(maxsize=256)

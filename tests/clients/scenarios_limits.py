@@ -95,7 +95,7 @@ def scenario_a_request_over_the_limit(context: Context) -> None:
     message = error_of(run)
     assert "larger than 1MB" in message, message
     assert "NDIF_MAX_REQUEST_BYTES" in message
-    assert "Refer only to what it needs" in message
+    assert "Refer only to the parts that it needs" in message
 
 
 def scenario_a_request_that_unpacks_to_more_than_the_limit(context: Context) -> None:

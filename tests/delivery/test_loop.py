@@ -198,7 +198,7 @@ async def test_unavailable_store_costs_no_attempt(
     made = letters(Letter("a"), a=[BrokerError("it is away")], policy=Policy(max_attempts=1))
     await until_done(made)
     assert made.tried == ["a", "a"]
-    assert "letter a may be made twice: it is away" in caplog.text
+    assert "letter a may be delivered twice: it is away" in caplog.text
 
 
 class SlowLetters(Letters):

@@ -170,7 +170,7 @@ def test_waiting_callbacks_per_user_are_limited(runtimes: Path, tmp_path: Path) 
         user = found.accepted(found.submit_old(**named)).user
         for _ in range(2):
             asyncio.run(found.server.stores.callbacks.add(replace(a_callback(), user=user)))
-        assert "2 call-backs of your jobs wait" in refused(found.submit_old(**named), 429)
+        assert "2 webhooks or mails of your jobs wait" in refused(found.submit_old(**named), 429)
         found.accepted(found.submit_old())
 
 

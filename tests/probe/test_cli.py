@@ -206,4 +206,4 @@ def test_probe_reports_other_weights_under_same_name_as_wrong(
     assert code == 1
     assert newest["outcome"] == "ok"
     assert older["outcome"] == "wrong"
-    assert "another than in the first probe" in older["reason"]
+    assert "differs from the first probe" in older["reason"]

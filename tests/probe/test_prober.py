@@ -114,7 +114,7 @@ def test_server_publishes_probe_outcomes_of_its_models(
     assert probed.metric("ndif_probe_up") == 0
     shown = json.loads(probed.ndif("status", "--json").stdout)
     (row,) = shown["models"]
-    assert "another than in the first probe" in row["probe"]["reason"]
+    assert "differs from the first probe" in row["probe"]["reason"]
     assert f"The last probe of {NAME} by nnsight 0.8" in probed.ndif("status").stdout
     # After an eviction, another model may have this name.
     assert probed.ndif("evict", NAME).returncode == 0

@@ -73,12 +73,12 @@ def cut(value: Saved) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (scale("values", 1.1), "not those of the hidden state"),
-        (scale("hidden", 0.0), "not those of the hidden state"),
-        (scale("rows", -1.0), "not those of the hidden state"),
-        (scale("hidden", float("nan")), "not those of the hidden state"),
-        (turn, "not those of the hidden state"),
-        (swap_two_numbers, "not those of the hidden state"),
+        (scale("values", 1.1), "do not match the hidden state"),
+        (scale("hidden", 0.0), "do not match the hidden state"),
+        (scale("rows", -1.0), "do not match the hidden state"),
+        (scale("hidden", float("nan")), "do not match the hidden state"),
+        (turn, "do not match the hidden state"),
+        (swap_two_numbers, "do not match the hidden state"),
         (spoil, "not finite"),
         (cut, "another shape"),
     ],
@@ -109,7 +109,7 @@ def test_rounding_difference_is_accepted() -> None:
 
 
 def test_different_numbers_or_shape_are_reported() -> None:
-    assert "another than in the first probe" in str(value(noise=1e-2).differs_from(value()))
+    assert "differs from the first probe" in str(value(noise=1e-2).differs_from(value()))
     assert value(1, dtype=torch.bfloat16).differs_from(value(dtype=torch.bfloat16)) is not None
     shorter = Value((VOCABULARY - 1,), "float32", 1e-3, value().numbers, ())
     assert "shape" in str(shorter.differs_from(value()))

@@ -111,7 +111,7 @@ def test_unset_settings_come_from_deployment_of_server() -> None:
         (
             ["DESCRIPTION:replicas: " + "[" * 5000],
             "a/b",
-            "settings in its description, but too much of them.",
+            "settings in its description that are too long or too deeply nested.",
         ),
         (["EXRULE:FREQ=DAILY"], "a/b", "has an EXRULE"),
         (["RRULE:FREQ=DAILY;INTERVAL=0"], "a/b", "INTERVAL is not a positive number."),
@@ -139,7 +139,7 @@ def test_problem_of_event_is_reported(lines: list[str], summary: str, why: str) 
         (["DTSTART:20261005T090000Z"], "of 2026-10-05 has no end."),
         (["DTSTART:20261005T090000Z", "DTEND:20261005T090000Z"], "ends when or before it starts."),
         (["DTSTART:20261005T090000Z", "DTEND:20261004T090000Z"], "ends when or before it starts."),
-        (["DTSTART:20261005T090000Z", "DURATION:soon"], "has a DURATION that is none."),
+        (["DTSTART:20261005T090000Z", "DURATION:soon"], "has a DURATION that is not valid."),
         (["DTSTART:20261005T090000Z", "DURATION:P9999999D"], "beyond the year 9999."),
         (["DTSTART;TZID=America:20261005T090000"], "not known."),
         (["DTSTART;TZID=Atlantis/City:20261005T090000"], "'Atlantis/City', which is not known."),
@@ -208,7 +208,7 @@ def test_later_event_wins_conflict() -> None:
     assert problem == (
         "ORG/model is scheduled with different repo_id and checkpoint and dtype and replicas at the "
         "same time, 2026-10-05 10:00 UTC, by 'org/model' of 2026-10-05 and by 'Course' of "
-        "2026-10-05: the one that starts later holds."
+        "2026-10-05: the event that starts later applies."
     )
 
 

@@ -174,7 +174,7 @@ async def test_last_good_schedule_is_kept_after_bad_answer(
             assert await dedicated(source, NOW + minutes * MINUTE) == ["org/first"]
             (problem,) = source.problems
             assert why in problem
-            assert problem.endswith("): that of 2026-10-05 12:00 UTC still holds.")
+            assert problem.endswith("): the schedule of 2026-10-05 12:00 UTC still applies.")
             assert "secret" not in problem
         # A rejected answer's ETag is not used.
         assert "if-none-match" not in site.asked[-1]
@@ -361,7 +361,7 @@ async def test_schedule_is_kept_if_its_calendar_cannot_be_expanded_again(
     later = NOW + timedelta(days=1)
     assert await dedicated(source, later) == ["org/first"]
     assert f"cannot be read ({why}" in source.problems[0]
-    assert "that of 2026-10-05 12:00 UTC still holds" in source.problems[0]
+    assert "the schedule of 2026-10-05 12:00 UTC still applies" in source.problems[0]
     path.unlink()
     assert await dedicated(source, later) == ["org/first"]
     assert "No such file" in source.problems[0]

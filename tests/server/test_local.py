@@ -123,8 +123,8 @@ def test_requested_port_in_use_is_reported(place: Place) -> None:
         port = taken.getsockname()[1]
         assert start(place, ABSENT, "--port", str(port)) == (
             1,
-            f"Error: Port {port} is in use. Choose another with --port, or leave it out to have a free "
-            "one found.",
+            f"Error: Port {port} is in use. Choose another port with --port, or omit --port to use the "
+            "first free one.",
         )
 
 

@@ -19,11 +19,11 @@ from ndif.tasks import end, start
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 5.0
+_POLL_S = 5.0
 """Maximum pause between two reads of the waiting messages."""
 _RETRY_S = 2.0
 _FIRST_WAIT_S = 0.2
-_MOST_STEPS = 10
+_MAX_STEPS = 10
 """Failures after which pauses stop growing, even below `Policy.longest_s`."""
 _DEFECT = "the server failed; its log says why"
 
@@ -39,7 +39,7 @@ class DeliveryError(Exception):
 
 
 class Item(Protocol):
-    """A waiting message, as the loop sees it."""
+    """A message that waits for delivery."""
 
     @property
     def id(self) -> str:
@@ -79,7 +79,7 @@ class Policy:
 
         `chance` is a random number from 0 to 1. The receiver asks for a pause of `wait_s`.
         """
-        pause_s = self.first_s * self.factor ** min(attempts - 1, _MOST_STEPS)
+        pause_s = self.first_s * self.factor ** min(attempts - 1, _MAX_STEPS)
         pause_s = min(max(pause_s, wait_s), self.longest_s)
         pause_s *= 1 + self.jitter * (2 * chance - 1)
         is_over = attempts >= self.max_attempts or age_s + pause_s > self.max_age_s
@@ -98,11 +98,11 @@ class Delivery(ABC, Generic[T]):
     """Plural of the messages, for the log."""
 
     def __init__(self, policy: Policy, now: Callable[[], float] = time.time) -> None:
-        """Prepare; `run` delivers."""
+        """Create the loop; `run` delivers."""
         self._policy = policy
         self._now = now
         self._attempts: set[asyncio.Task[None]] = set()
-        self._under_way: dict[str, str] = {}
+        self._running: dict[str, str] = {}
         """Hosts of the running attempts, by message id."""
         self._changed = asyncio.Event()
 
@@ -112,7 +112,7 @@ class Delivery(ABC, Generic[T]):
 
     @abstractmethod
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[T]:
-        """Return messages due at `now`, the longest overdue first, and none to a host of `busy`."""
+        """Return messages due at `now`, the longest overdue first, except messages to hosts in `busy`."""
 
     @abstractmethod
     async def wait(self, seconds: float) -> None:
@@ -147,19 +147,19 @@ class Delivery(ABC, Generic[T]):
 
     async def _start_due(self) -> float:
         """Start the attempts that are due, and return the seconds until the next is due."""
-        now, wait_s = self._now(), _LOOK_S
+        now, wait_s = self._now(), _POLL_S
         # Copied before `due` reads: if an attempt ends meanwhile, its row is stale.
-        taken = frozenset(self._under_way)
-        counts = Counter(self._under_way.values())
+        running = frozenset(self._running)
+        counts = Counter(self._running.values())
         busy = [host for host, count in counts.items() if count >= self._policy.to_one_host]
-        free = self._policy.at_once - len(taken)
-        for item in await self.due(now + _LOOK_S, 1 + free + len(taken), busy):
-            if item.id in taken:
+        free = self._policy.at_once - len(running)
+        for item in await self.due(now + _POLL_S, 1 + free + len(running), busy):
+            if item.id in running:
                 continue
             if item.due <= now and free and counts[item.host] < self._policy.to_one_host:
                 free -= 1
                 counts[item.host] += 1
-                self._under_way[item.id] = item.host
+                self._running[item.id] = item.host
                 start(self._attempt(item), self._attempts, self.title(item))
             else:
                 wait_s = min(wait_s, max(item.due - now, _FIRST_WAIT_S))
@@ -185,14 +185,14 @@ class Delivery(ABC, Generic[T]):
             except DeliveryError as error:
                 await self.failed(item, error)
         except BrokerError as error:
-            logger.warning("%s may be made twice: %s", title, error)
+            logger.warning("%s may be delivered twice: %s", title, error)
             await asyncio.sleep(_RETRY_S)
         except Exception:
             logger.exception("%s failed", title)
-            # Without a limit of attempts it would fail for ever, and block the messages behind it.
+            # Without a limit of attempts, the message would fail for ever and block the messages behind it.
             is_final = self._policy.max_attempts == inf
             with contextlib.suppress(BrokerError):
                 await self.failed(item, DeliveryError(_DEFECT, final=is_final))
         finally:
-            del self._under_way[item.id]
+            del self._running[item.id]
             self._changed.set()

@@ -19,7 +19,7 @@ from ndif.tasks import apart, within
 
 _PERMANENT = 500
 """Lowest SMTP code of a permanent refusal."""
-_MEANS_LATER = {
+_RETRYABLE = {
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,
     HTTPStatus.NOT_FOUND,
@@ -101,7 +101,7 @@ class SmtpMailer:
                 self._timeout_s,
             )
         except aiosmtplib.SMTPRecipientsRefused as error:
-            codes = [each.code for each in error.recipients]
+            codes = [refusal.code for refusal in error.recipients]
             final = all(code >= _PERMANENT for code in codes)
             raise DeliveryError("the mail server refuses the address", final=final) from error
         except aiosmtplib.SMTPAuthenticationError as error:
@@ -142,5 +142,5 @@ class MailgunMailer:
         except (httpx.HTTPError, asyncio.TimeoutError) as error:
             raise DeliveryError("Mailgun cannot be reached") from error
         if not answer.is_success:
-            final = answer.is_client_error and answer.status_code not in _MEANS_LATER
+            final = answer.is_client_error and answer.status_code not in _RETRYABLE
             raise DeliveryError(f"Mailgun answered {answer.status_code}", final=final)

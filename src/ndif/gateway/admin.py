@@ -67,14 +67,14 @@ _REFUSALS = {
     403: "A login's request comes from another page, or lacks its `X-CSRF-Token`.",
     404: "There is no such model, replica or job.",
     409: "The server cannot do this now.",
-    503: "No process of this server leads at the moment.",
+    503: "This server has no leader at the moment.",
 }
 _ACCOUNTS_REFUSALS = {
     400: "The body or the query is not valid.",
     401: _REFUSALS[401],
     403: _REFUSALS[403],
     404: "There is no such user, key or tier.",
-    409: "The server has no database of API keys, or what it has does not allow this.",
+    409: "The server has no database of API keys, or its users, keys and tiers do not allow this.",
     503: "The database of API keys does not answer.",
 }
 _CONFIG = Description(
@@ -95,14 +95,14 @@ def _describe(
         tag,
         inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].removesuffix("."),
         answers={200: Answer(kind.answer)},
-        parameters=tuple(_query_of(kind)) if is_query else (),
+        parameters=tuple(_query_parameters(kind)) if is_query else (),
         body={JSON: Content(kind)} if kind.model_fields and not is_query else {},
         refusals=refusals,
         needs="token",
     )
 
 
-def _query_of(kind: type[BaseModel]) -> Iterator[Parameter]:
+def _query_parameters(kind: type[BaseModel]) -> Iterator[Parameter]:
     """Yield the fields of a read-only operation as query parameters."""
     schemas = kind.model_json_schema().get("properties", {})
     for name, field in kind.model_fields.items():
@@ -129,9 +129,9 @@ class AdminRoutes:
         registry: Registry | None = None,
         record: RecordEvents | None = None,
     ) -> None:
-        """Perform operations with `perform`, and account operations on `registry`; log events with `note`.
+        """Perform operations with `perform`, and account operations on `registry`; log with `record`.
 
-        Without a `registry`, account operations are refused; without `note`, no events are logged.
+        Without a `registry`, account operations are refused; without `record`, no events are logged.
         """
         self._registry = registry
         self._perform = perform
@@ -172,7 +172,7 @@ class AdminRoutes:
             # An operation without fields has no body.
             operation = parse_operation(kind, await _body(http)) if kind.model_fields else kind()
             answer = await self._perform(operation)
-            await self._tell(operation, answer, operator)
+            await self._record_events(operation, answer, operator)
             return answer
 
         return handle
@@ -187,16 +187,16 @@ class AdminRoutes:
                 if (sequel := operation.sequel(answer)) is not None:
                     answer = operation.after_sequel(answer, await self._perform(sequel))
             except OperationError as error:
-                await self._tell(operation, answer, operator)
+                await self._record_events(operation, answer, operator)
                 raise OperationError(
                     error.status, f"The key is changed, but its jobs go on: {error} Try again."
                 ) from error
-            await self._tell(operation, answer, operator)
+            await self._record_events(operation, answer, operator)
             return answer
 
         return handle
 
-    async def _tell(
+    async def _record_events(
         self, operation: Operation | AccountOperation, answer: Any, operator: AuthenticatedOperator
     ) -> None:
         if self._record is not None and (events := events_of(operation, answer, operator.by)):

@@ -24,7 +24,7 @@ _CONFIG = "3a1c5b8de2f44c0ba6d5d0b0c0c7ed1fe1c9a6de"
 
 @answer(example={"requests": OWN_JOBS})
 class OwnJobs:
-    """The caller's unfinished jobs, the newest first, and those that ended last."""
+    """The caller's unfinished jobs, the newest first, and the jobs that ended last."""
 
     requests: list[OwnJob]
 
@@ -50,7 +50,7 @@ class Cancelled:
 
 @answer(example={"secret": "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD0yYQH7ka4Zs="})
 class CallbackSecret:
-    """The secret that signs the call-backs of an API key."""
+    """The secret that signs the webhooks of an API key."""
 
     secret: str
     """Secret in the form of Standard Webhooks: `whsec_` and Base64."""
@@ -73,7 +73,7 @@ READY = ModelStatus(
     config=None,
     dedicated=False,
 )
-"""Placeholder in `/status` of a server without a running model, which clients would take for down."""
+"""Placeholder in `/status` of a server without a running model; clients take an empty list for down."""
 
 
 @answer(
@@ -96,7 +96,7 @@ class Identity:
 
     email: str | None
     tags: list[str]
-    """Rights of the holder: `hotswapping`, `priority`, `trusted`, `gated`; none of an unknown key."""
+    """Rights of the holder: `hotswapping`, `priority`, `trusted`, `gated`; empty for an unknown key."""
 
 
 @answer(example={"error": "There is no 'vocab.txt' in openai-community/gpt2."})

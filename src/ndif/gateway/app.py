@@ -59,7 +59,7 @@ _STOPPED = (
 
 
 class Pages(Protocol):
-    """Web pages that a gateway serves beside its routes."""
+    """Web pages that a gateway serves in addition to its routes."""
 
     def routes(self) -> list[BaseRoute]:
         """Return the pages' routes."""
@@ -95,11 +95,11 @@ class GatewayOptions:
     """Name or address that the server listens on."""
     callbacks: CallbackRules
     token: str | None = None
-    """Bearer token of `/admin/*`; None: there are no such routes."""
+    """Bearer token of `/admin/*`; None removes these routes."""
     admin: socket.socket | None = None
-    """Separate socket for the operator's routes; None: they share the main one."""
+    """Separate socket for the operator's routes; None serves them on the main socket."""
     session_secrets: Sequence[str] = ()
-    """Secrets of operators' logins, of which the first signs; without any, the token signs."""
+    """Secrets of operators' logins; the first one signs. If empty, the token signs."""
 
 
 def create_gateway(
@@ -112,7 +112,7 @@ def create_gateway(
     pages: Pages,
     lifespan: Lifespan[Starlette],
 ) -> Gateway:
-    """Return the gateway over these stores and `leader`; both of its sockets serve `pages`."""
+    """Return the gateway of these stores and `leader`; the main and the operator's socket serve `pages`."""
     broker, objects, accounts, admin = stores.broker, stores.objects, stores.accounts, options.admin
     rates = Rates(settings.broker_url)
     channels = OpenChannels(settings)
@@ -171,10 +171,10 @@ def _operators_routes(
     if token:
         password = settings.admin_password_hash.get_secret_value()
         secrets = options.session_secrets or (token,)
-        known = Operators(token, Sessions(secrets, password, settings.admin_session_s))
-        pages.admit(known.is_logged_in, None if admin is None else admin.getsockname()[1])
-        routes += LoginRoutes(known, password, rates, leader.record).routes()
-        routes += AdminRoutes(leader.perform, known, settings, registry, leader.record).routes()
+        operators = Operators(token, Sessions(secrets, password, settings.admin_session_s))
+        pages.admit(operators.is_logged_in, None if admin is None else admin.getsockname()[1])
+        routes += LoginRoutes(operators, password, rates, leader.record).routes()
+        routes += AdminRoutes(leader.perform, operators, settings, registry, leader.record).routes()
     return routes
 
 
@@ -214,7 +214,7 @@ def _application(
     routes = [*routes, *Documents(routes).routes()]
     starlette = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
     starlette.router.default = _no_route
-    # Outside Starlette, whose own answers to unhandled errors need the middleware, too.
+    # Outside Starlette, because its own answers to unhandled errors need the middleware, too.
     app = SameOrigin(starlette, settings=settings, host=host)
     return OneSlash(ResponseHeaders(RequestLog(app), settings))
 

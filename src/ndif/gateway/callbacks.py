@@ -1,4 +1,4 @@
-"""Checks of the callback addresses that jobs name, and the secret that signs a user's callbacks."""
+"""Checks of the webhook and mail addresses that jobs name, and the secret that signs webhooks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _NO_MAIL = (
 )
 _SECRET = Description(
     "jobs",
-    "The secret of one's call-backs",
-    "A receiver checks the header `webhook-signature` of a call-back with it.",
-    "The secret, which is the same for as long as the server's own is.",
+    "The secret of one's webhooks",
+    "A receiver verifies the header `webhook-signature` of a webhook with this secret.",
+    "The secret; it changes only with the server's own secret.",
     refusals={
         401: "The API key is missing or unknown.",
         429: "Too many wrong keys came from this address.",
@@ -42,7 +42,7 @@ _SECRET = Description(
 
 @dataclass(frozen=True)
 class CallbackRoute:
-    """Checks the callback address of a job, and serves the secret that signs a key's callbacks."""
+    """Checks a job's webhook or mail address, and serves the secret that signs a key's webhooks."""
 
     settings: Settings
     rules: CallbackRules
@@ -54,23 +54,23 @@ class CallbackRoute:
         return [ApiRoute("/callbacks/secret", self.secret, _SECRET)]
 
     async def admit(self, address: str, user: str) -> None:
-        """Raise an `HttpError` if the address is invalid, or too many callbacks of the user wait."""
+        """Raise an `HttpError` if the address is invalid, or too many webhooks and mails wait."""
         try:
-            found = read_address(address, self.rules.networks)
+            receiver = read_address(address, self.rules.networks)
         except CallbackAddressError as error:
             raise HttpError(400, str(error)) from error
-        if found.kind is CallbackKind.MAIL and not self.settings.sends_mail:
+        if receiver.kind is CallbackKind.MAIL and not self.settings.sends_mail:
             raise HttpError(400, _NO_MAIL)
-        most = self.settings.max_callbacks
-        if await self.queue.waiting_of(user) >= most:
+        limit = self.settings.max_callbacks
+        if await self.queue.waiting_of(user) >= limit:
             raise HttpError(
                 429,
-                f"{most} call-backs of your jobs wait for receivers that do not take them, and no "
-                "more may. Mend those receivers, or send this job without a callback and poll for it.",
+                f"{limit} webhooks or mails of your jobs wait for receivers that do not accept them; this "
+                "is the maximum. Fix these receivers, or send this job without a callback and poll for it.",
                 RETRY_SOON,
             )
 
     async def secret(self, http: Request) -> CallbackSecret:
-        """Answer with the secret that signs the callbacks of the caller's API key."""
+        """Answer with the secret that signs the webhooks of the caller's API key."""
         account = await self.accounts.account(caller_of(http))
         return CallbackSecret(secret=signing_secret(self.rules.secrets[0], account.key))

@@ -17,7 +17,7 @@ _FORWARDED = ("forwarded", "via", "x-real-ip")
 def caller_of(connection: HTTPConnection) -> Caller:
     """Return the caller of a request or a WebSocket.
 
-    A forwarded request has no uid, since the connection is the proxy's; forging such headers gains nothing.
+    A forwarded request has no uid, because the connection is the proxy's. Forged headers gain nothing.
     """
     client, server = connection.client, connection.scope.get("server")
     address = unmapped(client.host if client else "")
@@ -32,7 +32,7 @@ def caller_of(connection: HTTPConnection) -> Caller:
 def subscription_of(session_id: str, owner: str) -> str:
     """Return the broker's id of a live channel: a hash of the client's session id and the opener's name.
 
-    Only a caller of the same name arrives at this id, so nobody else can send jobs to the channel.
+    Only a caller of the same name can compute this id, so no other caller can send jobs to the channel.
     """
     return hashlib.sha256(f"{session_id}\n{owner}".encode(errors="replace")).hexdigest()
 

@@ -30,7 +30,7 @@ from ndif.telemetry.request_id import HEADER, RequestId, named
 
 logger = logging.getLogger(__name__)
 
-_EVER_S = 86_400.0 * 365
+_UNLIMITED_S = 86_400.0 * 365
 _MAX_HEAD = 128 * 1024
 """Bytes of a request's line and headers."""
 _MAX_TARGET = 64 * 1024
@@ -38,7 +38,7 @@ _MAX_TARGET = 64 * 1024
 _MAX_HEADERS = 256
 """Header lines of a request; a line costs more memory than its bytes."""
 _NOT_HTTP = HttpError(400, "The request is not valid HTTP.")
-_LONG_TARGET = HttpError(414, "The request's address is too long: send what it says in a body.")
+_LONG_TARGET = HttpError(414, "The request's address is too long: send its data in a body.")
 _LARGE_HEAD = HttpError(
     431, f"The request's headers are too large: there may be {_MAX_HEAD >> 10} KiB of them."
 )
@@ -47,15 +47,15 @@ _MANY_HEADERS = HttpError(
 )
 _NO_HANDSHAKE = HttpError(
     400,
-    "This opens no WebSocket: it must be a GET with at most 128 headers, each of at most 8 KiB.",
+    "This request opens no WebSocket: it must be a GET with at most 128 headers, each of at most 8 KiB.",
 )
 _TOO_MANY = HttpError(
     503, "This server has as many connections as it can. Try again soon.", RETRY_SOON
 )
 _FAILED = HttpError(500, "The server failed at this request; its log says why.")
-_KEPT = ("Allow", "Upgrade")
-"""Headers that are kept of the answer to an invalid handshake."""
-_GONE_MS = 300_000
+_KEPT_HEADERS = ("Allow", "Upgrade")
+"""Headers that the refusal of an invalid handshake copies from the answer of `websockets`."""
+_USER_TIMEOUT_MS = 300_000
 """`TCP_USER_TIMEOUT` of a WebSocket: the kernel closes it if sent data stays unacknowledged for longer."""
 _SLICE = 4096
 """Bytes of a WebSocket's input that are parsed at once: up to 680 frames."""
@@ -66,12 +66,12 @@ _FRAMES_PER_S, _FRAME_BURST = 1000.0, 500.0
 _CHUNKS_PER_S, _CHUNK_BURST = 10.0, 50.0
 """Small pieces in which a body may arrive; above that the server reads it less often, in larger pieces."""
 _FRAGMENT_BYTES = 100
-"""Bytes of memory that a fragment of a message costs in addition to its content."""
+"""Memory of a message's fragment, in bytes, in addition to its content."""
 _TOO_BIG, _TRY_AGAIN, _POLICY = 1009, 1013, 1008
 """Close codes of RFC 6455, section 7.4.1."""
 TAKES_LARGE = "takes_large_messages"
 """Key in a WebSocket's state: the application's function that returns True to allow large messages."""
-DOES_NOT_READ = "its client lets more updates gather than NDIF_MAX_UNREAD_BYTES"
+DOES_NOT_READ = "its client leaves more than NDIF_MAX_UNREAD_BYTES of updates unread"
 _DISCONNECT = "disconnect"
 """Key in a WebSocket's state: a function that ends the connection at once and logs a reason."""
 _ON_ITS_WAY = "on_its_way"
@@ -86,8 +86,8 @@ def disconnect(scope: Scope, reason: str) -> None:
 
 def on_its_way(scope: Scope) -> int:
     """Return the number of bytes sent to a WebSocket's client that its machine has not confirmed."""
-    found = scope.get("state", {}).get(_ON_ITS_WAY)
-    return 0 if found is None else int(found())
+    unconfirmed = scope.get("state", {}).get(_ON_ITS_WAY)
+    return 0 if unconfirmed is None else int(unconfirmed())
 
 
 def limited(incoming: Incoming, connections: ConnectionLimit) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def limited(incoming: Incoming, connections: ConnectionLimit) -> dict[str, Any]:
     }
 
 
-class _Patience:
+class _Watchdog:
     """A watchdog that calls `give_up` if progress stops between `start` and `stop`."""
 
     def __init__(
@@ -113,8 +113,8 @@ class _Patience:
     ) -> None:
         """Watch `progresses`, which returns True if there was progress since the last call.
 
-        It is called twice per `idle_s`, and two misses in a row give up. One miss does not, because a
-        server that was suspended had no chance to see progress. `give_up` is also called after `timeout_s`.
+        `progresses` is called twice per `idle_s`. `give_up` is called after two misses in a row, or after
+        `timeout_s`. One miss does not suffice, because a suspended server has no chance to see progress.
         """
         self._loop = asyncio.get_running_loop()
         self._idle_s = idle_s
@@ -147,13 +147,13 @@ class _Patience:
     def close(self) -> None:
         """Stop for good, and drop the references to the connection, which would form a cycle."""
         self.stop()
-        self._progresses, self._give_up = _never, _nothing
+        self._progresses, self._give_up = _no_progress, _do_nothing
 
     def _watch(self) -> None:
-        left = self._ends_at - self._loop.time()
-        self._timer = self._loop.call_later(min(self._idle_s / 2, left), self._look)
+        remaining_s = self._ends_at - self._loop.time()
+        self._timer = self._loop.call_later(min(self._idle_s / 2, remaining_s), self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         self._misses = 0 if self._progresses() else self._misses + 1
         if self._misses < 2 and self._loop.time() < self._ends_at:
@@ -162,27 +162,27 @@ class _Patience:
             self._give_up()
 
 
-def _never() -> bool:
+def _no_progress() -> bool:
     return False
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-class _Reader:
+class _ReadWatchdog:
     """Aborts a connection whose client does not read while its write buffer is full."""
 
     def __init__(self, transport: asyncio.Transport, incoming: Incoming, name: str) -> None:
         self._transport = transport
         self._name = name
         self._unread = 0
-        self._patience = _Patience(incoming.idle_s, _EVER_S, self._reads, self._abort)
-        self.pause, self.resume = self._patience.start, self._patience.stop
-        self.close = self._patience.close
+        self._watchdog = _Watchdog(incoming.idle_s, _UNLIMITED_S, self._reads, self._abort)
+        self.pause, self.resume = self._watchdog.start, self._watchdog.stop
+        self.close = self._watchdog.close
 
     def _reads(self) -> bool:
-        # Not the write buffer alone: on a slow connection, the kernel takes more of it only now and then.
+        # The write buffer alone does not suffice: on a slow connection, the kernel rarely takes more of it.
         before, self._unread = self._unread, _on_its_way(self._transport)
         return self._unread < before
 
@@ -195,10 +195,10 @@ class _Reader:
         self._transport.abort()
 
 
-class _Watched(asyncio.Protocol):
-    """A connection that notices a client which stops reading or sending."""
+class _WatchedConnection(asyncio.Protocol):
+    """A connection that detects if its client stops reading or sending."""
 
-    _reader: _Reader
+    _reader: _ReadWatchdog
     _has_received = False
 
     def pause_writing(self) -> None:
@@ -214,7 +214,7 @@ class _Watched(asyncio.Protocol):
         return received
 
 
-class HttpConnection(_Watched, HttpToolsProtocol):
+class HttpConnection(_WatchedConnection, HttpToolsProtocol):
     """An HTTP connection with limits on the size and the time of a request's head.
 
     An idle connection is closed. If a request is answered before its end, its rest must arrive in time.
@@ -232,17 +232,17 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         self._is_head = False
         self._header_bytes = 0
         self._refusal = _NOT_HTTP
-        self._head = _Patience(
-            incoming.idle_s, incoming.idle_s, _never, self.timeout_keep_alive_handler
+        self._head = _Watchdog(
+            incoming.idle_s, incoming.idle_s, _no_progress, self.timeout_keep_alive_handler
         )
         # Watches the rest of a request that was answered before its end.
-        self._rest = _Patience(
+        self._rest = _Watchdog(
             incoming.idle_s, incoming.timeout_s, self._receives, self.timeout_keep_alive_handler
         )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._reader = _Reader(transport, self._incoming, f"a client at {_host(self.client)}")
+        self._reader = _ReadWatchdog(transport, self._incoming, f"a client at {_host(self.client)}")
         self._peer = Peer(self.client, self.server)
         if self._limit.admit(transport, _host(self.client)):
             self._head.start()
@@ -354,7 +354,7 @@ class HttpConnection(_Watched, HttpToolsProtocol):
         return is_answered and not begins
 
 
-class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
+class WebSocketConnection(_WatchedConnection, WebSocketsSansIOProtocol):
     """A WebSocket with limits on the size and the time of a client's message.
 
     Large messages are accepted only while the application allows them. Unfinished messages count in the
@@ -370,7 +370,7 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
         self._frames = Allowance(_FRAMES_PER_S, _FRAME_BURST, self.loop.time)
         self._is_refused = False
         self._unfinished = incoming.message("")
-        self._message = _Patience(
+        self._message = _Watchdog(
             incoming.idle_s,
             incoming.timeout_s,
             self._receives,
@@ -379,9 +379,11 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._reader = _Reader(self.transport, self._incoming, f"a client at {_host(self.client)}")
+        self._reader = _ReadWatchdog(
+            self.transport, self._incoming, f"a client at {_host(self.client)}"
+        )
         self.transport.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -408,7 +410,7 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
                 super().data_received(data[start:end])
                 start = end
         if not self.handshake_initiated and not self.transport.is_closing():
-            # uvicorn is given the whole head at once, and found no handshake in it.
+            # uvicorn received the whole head at once, and found no handshake in it.
             self._refuse(_NO_HANDSHAKE)
         if self._is_refused or self.transport.is_closing():
             return
@@ -448,14 +450,16 @@ class WebSocketConnection(_Watched, WebSocketsSansIOProtocol):
             super().handle_connect(event)
             return
         self.handshake_initiated = True
-        kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
+        headers = {
+            name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers
+        }
         problem = response.body.decode().partition("\n")[0]
         with named(RequestId(event.headers.get_all(HEADER))):
-            self._refuse(HttpError(response.status_code, problem, kept))
+            self._refuse(HttpError(response.status_code, problem, headers))
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
-        # A refused handshake is complete, too: else uvicorn logs that the application forgot to answer.
+        # A refused handshake is complete, too. Otherwise uvicorn logs a missing answer.
         self.handshake_complete = self.handshake_complete or self.close_sent
 
     def send_500_response(self) -> None:

@@ -1,4 +1,4 @@
-"""`GET /openapi.json` and `GET /docs`: the OpenAPI document, and the same as an HTML page.
+"""`GET /openapi.json` and `GET /docs`: the OpenAPI document, as JSON and as an HTML page.
 
 The page is rendered here: it has no script, and loads no further resource.
 """
@@ -132,13 +132,15 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
     yield f"{_line(operation['summary'])}</summary>"
     yield _prose(operation.get("description", ""))
     if security := operation.get("security"):
-        schemes = (next(iter(each), "nothing, where it needs none") for each in security)
+        schemes = (
+            next(iter(alternative), "nothing if the server has no keys") for alternative in security
+        )
         yield f"<p>Needs: {escape(', or '.join(schemes))}.</p>"
     if parameters := operation.get("parameters"):
         yield "<h3>parameters</h3><table>"
-        for each in parameters:
-            yield f"<tr><td><code>{escape(each['name'])}</code></td><td>{each['in']}</td>"
-            yield f"<td>{_line(each['description'])} <code>{escape(str(each['example']))}</code>"
+        for parameter in parameters:
+            yield f"<tr><td><code>{escape(parameter['name'])}</code></td><td>{parameter['in']}</td>"
+            yield f"<td>{_line(parameter['description'])} <code>{escape(str(parameter['example']))}</code>"
             yield "</td></tr>"
         yield "</table>"
     if body := operation.get("requestBody"):
@@ -146,7 +148,7 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
         yield from _contents(body["content"])
     for status, response in operation["responses"].items():
         yield f"<h3>{escape(reason(status))}</h3><p>{_line(response['description'])}</p>"
-        if response["content"] != _REFUSED:  # the page's head describes refusals once for all
+        if response["content"] != _REFUSED:  # the page's introduction describes refusals
             yield from _contents(response["content"])
     yield "</details>"
 
@@ -168,7 +170,7 @@ def _code(value: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    return "".join(f"<p>{_line(each)}</p>" for each in text.split("\n\n") if each)
+    return "".join(f"<p>{_line(paragraph)}</p>" for paragraph in text.split("\n\n") if paragraph)
 
 
 def _line(text: str) -> str:

@@ -56,20 +56,20 @@ _REFUSED = 4000
 
 
 class Envelope(BaseModel):
-    """The fields of a request beside its payload, as `nnsight.schema.request.RequestModel` of 0.8 has them.
+    """The fields of a request besides its payload, as in `nnsight.schema.request.RequestModel` of 0.8.
 
-    It is the part `data` of a request of nnsight 0.8; clients of the older wire send some of it in headers.
+    Clients of nnsight 0.8 send them as the part `data`; clients of the older wire send some in headers.
     """
 
     model_config = ConfigDict(protected_namespaces=(), strict=True)
 
     model_key: str
     session_id: str = ""
-    """The id of the client's open subscription; empty if it polls."""
+    """The id of the client's open subscription; empty if the client polls."""
     compress: bool = False
     env: dict[str, Any] = {}
     trusted: bool | None = None
-    """False to have the block confined although the key is trusted; true gives no right."""
+    """False confines the block although the key is trusted; True grants no right."""
 
 
 async def read_envelope(
@@ -146,11 +146,11 @@ async def _read_parts(
         nonlocal is_payload
         if name.lower() == b"content-disposition":
             _, options = parse_options_header(bytes(value))
-            known_as = options.get(b"name", b"").decode("latin-1")
-            if known_as in parts:
+            part_name = options.get(b"name", b"").decode("latin-1")
+            if part_name in parts:
                 raise FormParserError("it has two parts of one name")
-            parts[known_as] = part
-            is_payload = known_as == "blob"
+            parts[part_name] = part
+            is_payload = part_name == "blob"
         name.clear()
         value.clear()
 
@@ -177,8 +177,8 @@ async def _read_parts(
 def _too_large() -> HttpError:
     return HttpError(
         413,
-        f"What the request says beside its payload is larger than {format_size(MAX_ENVELOPE)}. Is the "
-        "client modified?",
+        f"The request's fields besides its payload are larger than {format_size(MAX_ENVELOPE)}. Is "
+        "the client modified?",
         CLOSE,
     )
 
@@ -190,15 +190,15 @@ _CHANNEL = DescribedChannel(
     "here.\n\n"
     "Every further message is an update of a job, as `GET /response/{id}` answers it: text with "
     "JSON, or binary in the format of `torch.save` for COMPLETED with a small result inside. LOG has "
-    "lines that the block printed. QUEUED, DISPATCHED and RUNNING come 0.1 s later, and only the last of "
-    "them: a quick job is told its end alone. After COMPLETED or ERROR nothing follows for that job. The "
+    "lines that the block printed. QUEUED, DISPATCHED and RUNNING are delayed by 0.1 s, and only the last "
+    "of them is sent: a quick job has only its end. COMPLETED or ERROR is the last update of a job. The "
     "client sends nothing.\n\n"
-    "A job whose only channel closes is ended. A channel closes with 1008 or 1013 where its client does "
-    "not read. A channel that is refused has one message: an ERROR with the reason, beside the "
-    f"`session_id` `{REFUSED_SESSION}`. `POST /request` with that id gives the reason too, which nnsight "
-    f"shows. The channel then closes with {_REFUSED} and the status that a request would have, such as "
-    f"{_REFUSED + 401}. Only a page of another site, and a Host that is not this server, fail in the "
-    "handshake.",
+    "A job whose only channel closes is ended. The server drops the connection of a client that does not "
+    "read. A refused channel has one message: an ERROR with the reason, and the "
+    f"`session_id` `{REFUSED_SESSION}`. `POST /request` with that id is refused with the same reason, "
+    f"which nnsight shows. The channel then closes with {_REFUSED} plus the HTTP status of the refusal, "
+    f"such as {_REFUSED + 401}. Only a page of another site, and a Host that is not this server, fail in "
+    "the handshake.",
 )
 
 
@@ -274,14 +274,14 @@ class WebSocketSubscriptions:
 async def _refuse(websocket: WebSocket, reason: HttpError) -> None:
     """Open a live channel only to refuse it, so that nnsight shows the reason.
 
-    After a failed handshake nnsight would show nothing but headers. Here it reads an id from the first
-    message and sends its job with that id; `POST /request` refuses it with the reason, which nnsight shows.
+    After a failed handshake, nnsight shows only headers. On an open channel, nnsight reads an id from the
+    first message and sends its job with that id. `POST /request` refuses the job with the reason.
     """
     logger.info("a live channel is refused: %s", reason.detail)
-    told = envelope_fields(Response("", Status.ERROR, reason.detail))
+    error_fields = envelope_fields(Response("", Status.ERROR, reason.detail))
     with contextlib.suppress(*_DISCONNECTED):
         await websocket.accept()
-        await websocket.send_text(json.dumps({"session_id": REFUSED_SESSION, **told}))
+        await websocket.send_text(json.dumps({"session_id": REFUSED_SESSION, **error_fields}))
         await websocket.close(_REFUSED + reason.status_code)
 
 

@@ -1,4 +1,4 @@
-"""The packages of a runtime by import name, with which `nnsight.compare()` compares the client's."""
+"""Packages of a runtime by import name; `nnsight.compare()` compares the client's packages with them."""
 
 from __future__ import annotations
 
@@ -24,43 +24,45 @@ _EXTRA = "server"
 
 @lru_cache(maxsize=8)
 def environment(runtime: Runtime | None) -> PythonEnvironment:
-    """Return the versions of Python and of a runtime's packages; None means those of this process.
+    """Return the versions of Python and of a runtime's packages; None is the runtime of this process.
 
     Packages that only the server needs are left out, because clients do not need them. Import names that
     several packages share are left out, too.
     """
     overlay = [str(folder) for folder in runtime.path] if runtime is not None else []
-    found: dict[str, Distribution] = {}
+    installed: dict[str, Distribution] = {}
     for distribution in distributions(path=[*overlay, *sys.path]):
         # Python imports the first distribution on the path.
-        found.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
-    unused = _required([NAME], found, _EXTRA) - _required(_FOR_BLOCKS, found)
-    names = {name: _import_names(distribution) for name, distribution in found.items()}
+        installed.setdefault(canonicalize_name(distribution.metadata["Name"]), distribution)
+    unused = _required([NAME], installed, _EXTRA) - _required(_FOR_BLOCKS, installed)
+    names = {name: _import_names(distribution) for name, distribution in installed.items()}
     # A namespace such as `google` belongs to several distributions and has no version.
-    times = Counter(chain.from_iterable(names.values()))
+    counts = Counter(chain.from_iterable(names.values()))
     packages = {
-        imported: distribution.version
-        for name, distribution in found.items()
+        import_name: distribution.version
+        for name, distribution in installed.items()
         if name not in unused
-        for imported in names[name]
-        if times[imported] == 1
+        for import_name in names[name]
+        if counts[import_name] == 1
     }
     return PythonEnvironment(python_version=sys.version, packages=dict(sorted(packages.items())))
 
 
-def _required(names: Iterable[str], found: Mapping[str, Distribution], extra: str = "") -> set[str]:
+def _required(
+    names: Iterable[str], installed: Mapping[str, Distribution], extra: str = ""
+) -> set[str]:
     """Return these packages and their transitive requirements, if installed."""
     required: set[str] = set()
-    coming = [canonicalize_name(name) for name in names]
-    while coming:
-        name = coming.pop()
-        if name in required or name not in found:
+    pending = [canonicalize_name(name) for name in names]
+    while pending:
+        name = pending.pop()
+        if name in required or name not in installed:
             continue
         required.add(name)
-        for text in found[name].requires or ():
+        for text in installed[name].requires or ():
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                coming.append(canonicalize_name(requirement.name))
+                pending.append(canonicalize_name(requirement.name))
     return required
 
 

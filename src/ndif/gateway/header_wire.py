@@ -46,7 +46,7 @@ def read_headers(headers: Headers) -> Envelope:
 
 
 class _Packet(socketio.packet.Packet):  # type: ignore[misc]
-    """A packet with at most one attachment, which is all that clients of this wire send."""
+    """A packet with at most one attachment; clients of this wire send no more."""
 
     def decode(self, encoded_packet: Any) -> Any:
         # The server keeps a packet until all of its attachments have arrived: more could fill its memory.
@@ -62,14 +62,14 @@ class _Server(socketio.AsyncServer):  # type: ignore[misc]
         try:
             await super()._handle_eio_message(eio_sid, data)
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-            disconnect(self.environ[eio_sid]["asgi.scope"], f"it sends what is no packet: {error}")
+            disconnect(self.environ[eio_sid]["asgi.scope"], f"it sent an invalid packet: {error}")
 
 
 CHANNEL = DescribedChannel(
     "/ws/socket.io (live updates of nnsight 0.6 and 0.7)",
-    "Socket.IO 5 over a WebSocket (`/ws/socket.io/?EIO=4&transport=websocket`); there is no polling. The "
-    "id of the connection, which Socket.IO gives the client, is the `ndif-session_id` of the jobs whose "
-    "updates are wanted here.\n\n"
+    "Socket.IO 5 over a WebSocket (`/ws/socket.io/?EIO=4&transport=websocket`); there is no polling. "
+    "Socket.IO gives the client the connection's id. The updates of jobs with this id as `ndif-session_id` "
+    "are sent here.\n\n"
     "Every update is an event `blocking_response` with bytes in the format of `torch.save`: a dict with "
     "`id`, `status`, `description` and, with COMPLETED, `data`. With STREAM, `data` is a function that the "
     "client runs; it answers with an event `stream_upload` of two values: the bytes and the job's id.\n\n"
@@ -88,7 +88,7 @@ class SocketIoSubscriptions:
         self._broker = broker
         self._channels = channels
         self._max_unread_bytes = settings.max_unread_bytes
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _Connection] = {}
         self._server = _Server(
             async_mode="asgi",
             client_manager=Acknowledgements(self._acknowledge),
@@ -109,10 +109,12 @@ class SocketIoSubscriptions:
 
     async def fail_all(self, description: str) -> None:
         """Send every subscribed client an ERROR with this description for each of its unfinished jobs."""
-        for each in (everyone := list(self._open.values())):
-            for request_id in list(each.subscription.unfinished):
-                each.channel.put(header_frame(Response(request_id, Status.ERROR, description)))
-        await asyncio.gather(*(each.channel.sent() for each in everyone))
+        for connection in (connections := list(self._open.values())):
+            for request_id in list(connection.subscription.unfinished):
+                connection.channel.put(
+                    header_frame(Response(request_id, Status.ERROR, description))
+                )
+        await asyncio.gather(*(connection.channel.sent() for connection in connections))
 
     async def _connect(self, sid: str, environ: Any, _auth: Any = None) -> bool:
         scope = environ["asgi.scope"]
@@ -131,34 +133,34 @@ class SocketIoSubscriptions:
             state[TAKES_LARGE] = lambda: bool(subscription.unfinished)
             subscription.bound(self._max_unread_bytes, partial(disconnect, scope, DOES_NOT_READ))
             channel = SocketIoChannel(self._server, sid, partial(on_its_way, scope))
-            work = [channel.run(), _forward(subscription, channel)]
-            tasks = [asyncio.create_task(each) for each in work]
-            self._open[sid] = _Open(subscription, channel, tasks, counted.pop_all())
+            coroutines = [channel.run(), _forward(subscription, channel)]
+            tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+            self._open[sid] = _Connection(subscription, channel, tasks, counted.pop_all())
         return True
 
     async def _disconnect(self, sid: str, _reason: Any = None) -> None:
-        if opened := self._open.pop(sid, None):
+        if connection := self._open.pop(sid, None):
             try:
-                await opened.subscription.close()
+                await connection.subscription.close()
             finally:
-                opened.counted.close()
-                for task in opened.tasks:  # last, since one of them may be the caller
+                connection.counted.close()
+                for task in connection.tasks:  # last, since one of them may be the caller
                     task.cancel()
 
     def _acknowledge(self, sid: str) -> None:
-        if opened := self._open.get(sid):
-            opened.channel.acknowledge()
+        if connection := self._open.get(sid):
+            connection.channel.acknowledge()
 
     async def _upload(self, sid: str, *arguments: Any) -> None:
         """Store a hybrid job's upload: its bytes and the job's id. Ignore other arguments."""
         match arguments:
             case (bytes() as content, str() as request_id) if is_job_id(request_id):
-                if opened := self._open.get(sid):
-                    await self._broker.upload(request_id, opened.subscription.id, content)
+                if connection := self._open.get(sid):
+                    await self._broker.upload(request_id, connection.subscription.id, content)
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _Connection:
     subscription: Subscription
     channel: SocketIoChannel
     tasks: list[asyncio.Task[None]]
@@ -171,7 +173,6 @@ async def _forward(subscription: Subscription, channel: SocketIoChannel) -> None
         # Updates wait in the subscription, which bounds their bytes.
         await channel.until_takes_more()
         frame = await subscription.next()
-        if isinstance(
-            frame, bytes
-        ):  # text belongs to a request of the other wire that names this subscription
+        # Text belongs to a request of the other wire that names this subscription.
+        if isinstance(frame, bytes):
             channel.put(frame)

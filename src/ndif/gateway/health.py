@@ -27,19 +27,19 @@ _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
 
-_NO_LEADER = "No process of this server runs jobs at the moment."
+_NO_LEADER = "This server has no leader at the moment."
 _DESCRIPTIONS = {
     "ping": Description(
         "the server",
         "Is the server up?",
-        "Pages of any site may read this on a public server, and `/status` and `/env`.",
-        answers={200: Answer({"const": "pong"}, "It is.", example="pong")},
+        "On a public server, pages of any site may read this, `/status` and `/env`.",
+        answers={200: Answer({"const": "pong"}, "The server is up.", example="pong")},
     ),
     "connected": Description(
         "the server",
         "Can the server run jobs?",
-        answers={200: Answer({"const": True}, "It can.", example=True)},
-        refusals={503: "It cannot yet."},
+        answers={200: Answer({"const": True}, "The server can run jobs.", example=True)},
+        refusals={503: "The server cannot run jobs yet."},
     ),
     "status": Description(
         "the server",
@@ -49,17 +49,17 @@ _DESCRIPTIONS = {
     "env": Description(
         "the server",
         "Python and the packages that run blocks",
-        "`nnsight.compare()` compares the client's with these.",
+        "`nnsight.compare()` compares the client's packages with these.",
         answers={200: Answer(PythonEnvironment)},
         parameters=(
             Parameter(
                 "generation",
                 "query",
-                "The nnsight that is meant; else that of the client's HTTP library, or the newest.",
+                "nnsight generation; by default one that uses the client's HTTP library, else the newest.",
                 "0.8",
             ),
         ),
-        refusals={404: "That nnsight is not installed."},
+        refusals={404: "This nnsight generation is not installed."},
     ),
     "whoami": Description(
         "the server",
@@ -80,9 +80,10 @@ class HealthRoutes:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
-        answers = self.ping, self.connected, self.status, self.env, self.whoami
+        handlers = self.ping, self.connected, self.status, self.env, self.whoami
         return [
-            ApiRoute(f"/{each.__name__}", each, _DESCRIPTIONS[each.__name__]) for each in answers
+            ApiRoute(f"/{handler.__name__}", handler, _DESCRIPTIONS[handler.__name__])
+            for handler in handlers
         ]
 
     async def ping(self, _: Request) -> str:
@@ -98,8 +99,8 @@ class HealthRoutes:
     async def status(self, http: Request) -> ServerStatus:
         """Answer with the models; add `READY` if none is HOT and requests may load models."""
         status = await self.catalogue.status()
-        listed = status.deployments.values()
-        is_idle = all(each.deployment_level is not DeploymentLevel.HOT for each in listed)
+        models = status.deployments.values()
+        is_idle = all(model.deployment_level is not DeploymentLevel.HOT for model in models)
         if is_idle and await self._loads_on_request(http):
             status = ServerStatus(deployments={**status.deployments, READY.model_key: READY})
         return status
@@ -115,8 +116,8 @@ class HealthRoutes:
 
     async def env(self, http: Request) -> Response:
         """Answer with the versions of Python and of the packages that run the client's blocks."""
-        found = await asyncio.to_thread(self._env, http)
-        return json_response(found, headers={"Vary": "User-Agent"})
+        packages = await asyncio.to_thread(self._env, http)
+        return json_response(packages, headers={"Vary": "User-Agent"})
 
     def _env(self, http: Request) -> PythonEnvironment:
         return environment(
@@ -139,7 +140,7 @@ class HealthRoutes:
 def _runtime(
     installed: Mapping[str, Runtime], generation: str | None, user_agent: str
 ) -> Runtime | None:
-    """Return the named generation's runtime, else that of the client's library, else the newest."""
+    """Return the named generation's runtime, else one for the client's HTTP library, else the newest."""
     if generation:
         if generation not in installed:
             raise HttpError(

@@ -35,7 +35,7 @@ from ndif.stores.broker import BrokerError
 from ndif.stores.objects import ObjectStore, ObjectStoreError
 
 if TYPE_CHECKING:
-    # A server of one process does without Redis.
+    # A server of one process does not need Redis.
     from ndif.stores.leader import SharedCache
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class _Listing:
 
 
 class _NotFoundError(Exception):
-    """A missing repository, revision or file, with the headers by which huggingface_hub tells which."""
+    """A missing repository, revision or file; headers tell huggingface_hub which of them is missing."""
 
     def __init__(self, code: str, message: str, commit: str | None = None) -> None:
         super().__init__(message)
@@ -94,11 +94,11 @@ _RESOLVE = (
             {},
             "The file.",
             media_types=(BYTES,),
-            headers={**_COMMIT_HEADER, "ETag": "Its content."},
+            headers={**_COMMIT_HEADER, "ETag": "Version of the content."},
         ),
         206: Answer(
             {},
-            "The part that was asked for, or several.",
+            "The requested part, or several parts.",
             media_types=(BYTES, "multipart/byteranges"),
             headers=_COMMIT_HEADER,
         ),
@@ -107,8 +107,8 @@ _RESOLVE = (
 _REVISION = Parameter("revision", "path", "The revision; it may contain slashes.", "main")
 _LOCATION = Parameter("location", "path", "The revision, and maybe a folder in it.", "main")
 _FILE = Parameter("location", "path", "The revision, a slash and the file.", "main/config.json")
-_RECURSIVE = Parameter("recursive", "query", "`true`: folders' files as well.", "true")
-_RANGE = Parameter("Range", "header", "The part that is wanted.", "bytes=0-1023")
+_RECURSIVE = Parameter("recursive", "query", "`true` lists the files of folders, too.", "true")
+_RANGE = Parameter("Range", "header", "The requested part.", "bytes=0-1023")
 _NAMES = {
     "organization": Parameter(
         "organization", "path", "The repository's owner.", "openai-community"
@@ -124,13 +124,17 @@ def _describe(
     return Description(
         "files of the models",
         summary,
-        "As the Hugging Face Hub answers. Clients use it with `HF_ENDPOINT=https://HOST/hub`.",
+        "Answers like the Hugging Face Hub. Clients use it with `HF_ENDPOINT=https://HOST/hub`.",
         answers={
             **answers,
-            404: Answer(HubRefusal, "There is no such thing.", headers=_ERROR_HEADERS),
+            404: Answer(
+                HubRefusal,
+                "The repository, revision or file does not exist.",
+                headers=_ERROR_HEADERS,
+            ),
         },
         parameters=(
-            *(each for name, each in _NAMES.items() if f"{{{name}}}" in repository),
+            *(parameter for name, parameter in _NAMES.items() if f"{{{name}}}" in repository),
             *parameters,
         ),
     )
@@ -138,7 +142,7 @@ def _describe(
 
 _ERROR_HEADERS = {
     "X-Error-Code": "RepoNotFound, RevisionNotFound or EntryNotFound.",
-    "X-Error-Message": "The sentence, in ASCII.",
+    "X-Error-Message": "The error's message, in ASCII.",
 }
 
 
@@ -148,7 +152,7 @@ class HfMirror:
     def __init__(
         self, *, share_weights: bool, find: Callable[[str], MirroredModel | None] = lambda _: None
     ) -> None:
-        """`find` returns the accepted model of a repo id once its files are here; any thread may call."""
+        """`find` returns the accepted model of a repo id, once its files are here; it is thread-safe."""
         self._find = find
         self._share_weights = share_weights
         self._repositories: dict[str, _Repository] = {}
@@ -191,10 +195,10 @@ class HfMirror:
         # A plain function, which Starlette runs in a thread, because it reads files.
         def respond(http: Request) -> Response:
             try:
-                found = answer(self._repository(http), http)
+                content = answer(self._repository(http), http)
             except _NotFoundError as error:
                 return json_response(HubRefusal(error=str(error)), 404, error.headers)
-            return found if isinstance(found, Response) else json_response(found)
+            return content if isinstance(content, Response) else json_response(content)
 
         return respond
 
@@ -207,11 +211,11 @@ class HfMirror:
             self.serve(model)
         if repository := self._repositories.get(name):
             return repository
-        served = ", ".join(each.model.repo_id for each in self._repositories.values())
+        names = ", ".join(mirrored.model.repo_id for mirrored in self._repositories.values())
         raise _NotFoundError(
             "RepoNotFound",
-            f"This server serves {served}, not {_shown(repo_id)}. Unset HF_ENDPOINT to use the Hub."
-            if served
+            f"This server serves {names}, not {_shown(repo_id)}. Unset HF_ENDPOINT to use the Hub."
+            if names
             else f"The files of {_shown(repo_id)} are not on this server yet: try again when it is loaded.",
         )
 
@@ -242,7 +246,7 @@ class _Repository:
         )
 
     def split(self, location: str, *, whole: bool = False) -> str:
-        """Return the path below the revision that `location` begins with, or with `whole` consists of."""
+        """Return the part of `location` after its revision; with `whole`, only a revision is valid."""
         names = {"main", self.listing.commit, self.model.revision or "main"}
         for name in names:
             if location == name or (location.startswith(f"{name}/") and not whole):
@@ -320,12 +324,13 @@ class _Repository:
     def _not_found(self, name: str) -> _NotFoundError:
         listing = self.listing
         if name in listing.withheld:
-            # Without the commit: with it, a client would cache the file's absence, and not find it once
-            # this server shares it, or at the Hub itself.
+            # Without the commit: with it, a client would cache the file's absence, and not find the file
+            # once this server shares it, or at the Hub itself.
             return _NotFoundError(
                 "EntryNotFound",
-                f"{_shown(name)} is not shared: this server does not share weights, only what a model "
-                "without weights is built from. Its operator can with --share-weights.",
+                f"{_shown(name)} is not shared: this server does not share weights, only "
+                "the files that a model without weights needs. Its operator can share weights with "
+                "--share-weights.",
             )
         commit = listing.commit if listing.is_complete else None
         message = f"There is no {_shown(name)} in {self.model.repo_id}."

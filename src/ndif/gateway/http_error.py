@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: `HttpError`, and one table from the server's exceptions to statuses."""
+"""Errors as HTTP responses: `HttpError`, and one table of the server's exceptions and their answers."""
 
 from __future__ import annotations
 
@@ -190,8 +190,8 @@ def reason_of(error: BaseException) -> str:
     """Return the metrics label for the reason why a job was not accepted."""
     if isinstance(error, HTTPException):
         return _REASONS.get(error.status_code, "unavailable")
-    found = (word for kind, word in _REASONS_BY_ERROR.items() if isinstance(error, kind))
-    return next(found, "failure")
+    labels = (label for kind, label in _REASONS_BY_ERROR.items() if isinstance(error, kind))
+    return next(labels, "failure")
 
 
 async def _handle(

@@ -17,23 +17,23 @@ from ndif.stores.disk import disk_problem
 from ndif.stores.objects import DiskError
 from ndif.tasks import timeout
 
-_WORTH_KEEPING = 4096
-"""Bytes; pieces of a payload from this size on are kept as they came, smaller ones are copied together."""
+_MIN_UNCOPIED = 4096
+"""Bytes; larger or equal pieces of a payload are kept as they came, smaller ones are copied together."""
 MAX_ENVELOPE = 1 << 20
-"""Bytes of a request beside its payload; also of a whole message from a client without a running job."""
+"""Bytes of a request besides its payload; also of a whole message from a client without a running job."""
 _IN_MEMORY = 256 << 20
 """Bytes of the budget that may be in memory, the rest being on disk."""
 _STEP = 256 << 10
 """Bytes that must arrive within each idle time; they are reserved in the budget before they arrive."""
 
 
-async def read_body(http: HttpRequest, most_bytes: int, refusal: str) -> bytes:
-    """Return a small body; raise an HttpError (413, `refusal`) if it has more than `most_bytes`."""
+async def read_body(http: HttpRequest, max_bytes: int, message: str) -> bytes:
+    """Return a small body; raise an HttpError (413, `message`) if it has more than `max_bytes`."""
     content = bytearray()
     async for chunk in http.stream():
         content += chunk
-        if len(content) > most_bytes:
-            raise HttpError(413, refusal, CLOSE)
+        if len(content) > max_bytes:
+            raise HttpError(413, message, CLOSE)
     return bytes(content)
 
 
@@ -49,7 +49,7 @@ class Incoming:
     """The budget of all unfinished input: bodies of requests, and messages on live channels.
 
     One address may use half of it. At most 256 MiB may be in memory, half of that for one address. A
-    body or message with no other beside it may exceed the budget, up to its own limit.
+    body or message may exceed the budget, up to its own limit, while no other is unfinished.
     """
 
     def __init__(self, settings: RequestSettings) -> None:
@@ -57,8 +57,8 @@ class Incoming:
         self.idle_s = settings.incoming_idle_s
         self.timeout_s = settings.incoming_timeout_s
         limit = settings.max_incoming_bytes
-        self._all = _Account(limit)
-        self._in_memory = _Account(min(limit, _IN_MEMORY))
+        self._all = _Budget(limit)
+        self._in_memory = _Budget(min(limit, _IN_MEMORY))
 
     @contextlib.contextmanager
     def open(self, address: str) -> Iterator[IncomingCount]:
@@ -74,18 +74,18 @@ class Incoming:
         return IncomingCount(address, self._all, self._in_memory)
 
     async def body(
-        self, http: HttpRequest, unfinished: IncomingCount, most: int | None = None
+        self, http: HttpRequest, unfinished: IncomingCount, max_bytes: int | None = None
     ) -> AsyncIterator[list[bytes]]:
         """Yield the chunks of a body, in lists of about 256 KiB.
 
-        Raise an `HttpError` if it exceeds `most`, the server's limit or the budget, or is too slow.
+        Raise an `HttpError` if it exceeds `max_bytes`, the server's limit or the budget, or is too slow.
         """
-        limit, whose = self.max_request_bytes, "this server takes (NDIF_MAX_REQUEST_BYTES)"
-        if most is not None and most < limit:
-            limit, whose = most, "your API key may send"
+        limit, clause = self.max_request_bytes, "this server takes (NDIF_MAX_REQUEST_BYTES)"
+        if max_bytes is not None and max_bytes < limit:
+            limit, clause = max_bytes, "your API key may send"
         length = http.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > limit:
-            raise _too_large(limit, whose)
+            raise _too_large(limit, clause)
         ends_at = asyncio.get_running_loop().time() + self.timeout_s
         stream = http.stream()
         total, is_whole = 0, False
@@ -94,10 +94,10 @@ class Incoming:
                 min(_STEP, int(length) - total) if "content-length" in http.headers else _STEP
             )
             chunks, size = list[bytes](), 0
-            left = ends_at - asyncio.get_running_loop().time()
+            remaining_s = ends_at - asyncio.get_running_loop().time()
             try:
                 unfinished.add(expected)
-                async with timeout(min(self.idle_s, left)):
+                async with timeout(min(self.idle_s, remaining_s)):
                     while size < _STEP and not is_whole:
                         chunk = await anext(stream, None)
                         is_whole = chunk is None
@@ -108,15 +108,15 @@ class Incoming:
             except IncomingFullError as error:
                 raise refusal(error) from error
             except asyncio.TimeoutError as error:
-                raise _too_slow(min(self.idle_s, left)) from error
+                raise _too_slow(min(self.idle_s, remaining_s)) from error
             total += size
             if total > limit:
-                raise _too_large(limit, whose)
+                raise _too_large(limit, clause)
             yield chunks
 
 
-class _Account:
-    """A limited count of bytes, of which one address may hold half."""
+class _Budget:
+    """A limited count of bytes; one address may hold half of the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -127,11 +127,11 @@ class _Account:
         """Replace `before` bytes by `after`; raise an `IncomingFullError` if others leave no room."""
         held = self._by_address[address]
         if after > before:
-            for others, most, of_address in (
+            for others, limit, of_address in (
                 (held - before, self._limit // 2, True),
                 (self._held - before, self._limit, False),
             ):
-                if others and others + after > most:
+                if others and others + after > limit:
                     raise IncomingFullError(others, of_address=of_address)
         self._held += after - before
         self._by_address[address] += after - before
@@ -142,9 +142,9 @@ class _Account:
 class IncomingCount:
     """The byte count of one incoming body or message; raises an `IncomingFullError` over the budget."""
 
-    def __init__(self, address: str, everything: _Account, in_memory: _Account) -> None:
+    def __init__(self, address: str, total: _Budget, in_memory: _Budget) -> None:
         self._address = address
-        self._everything = everything
+        self._total = total
         self._in_memory = in_memory
         self.size = 0
         """Bytes that have arrived."""
@@ -159,8 +159,8 @@ class IncomingCount:
         self.hold(self.size, self._memory - count)
 
     def hold(self, size: int, memory: int) -> None:
-        """Set the count to `size` bytes, `memory` of which are in memory; `hold(0, 0)` releases all."""
-        self._everything.change(self._address, self.size, size)
+        """Set the count to `size` bytes, with `memory` bytes in memory; `hold(0, 0)` releases all."""
+        self._total.change(self._address, self.size, size)
         self.size = size
         self._in_memory.change(self._address, self._memory, memory)
         self._memory = memory
@@ -179,7 +179,7 @@ class IncomingPayload:
     def add(self, data: bytes | memoryview) -> None:
         """Append data, in memory; `spill` moves it to the disk."""
         self._tail_size += len(data)
-        if len(data) >= _WORTH_KEEPING:
+        if len(data) >= _MIN_UNCOPIED:
             self._tail.append(memoryview(data))
         elif self._tail and isinstance(last := self._tail[-1], bytearray):
             last += data
@@ -233,11 +233,11 @@ def refusal(error: IncomingFullError) -> HttpError:
     )
 
 
-def _too_large(limit: int, whose: str) -> HttpError:
+def _too_large(limit: int, clause: str) -> HttpError:
     return HttpError(
         413,
-        f"The request is larger than {format_size(limit)}, the most {whose}. Does the block refer to a "
-        "large object, such as a dataset or another model? Refer only to what it needs.",
+        f"The request is larger than {format_size(limit)}, the most {clause}. Does the block refer to a "
+        "large object, such as a dataset or another model? Refer only to the parts that it needs.",
         CLOSE,
     )
 

@@ -34,7 +34,7 @@ from ndif.tasks import within
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 2.0
-"""Seconds until a trace is answered without the stored response, if the store is silent."""
+"""Seconds to wait for the stored response; if the store is silent, a trace is answered without it."""
 _MAX_QUOTED = 100
 """Characters of a client's text that an answer repeats."""
 
@@ -42,9 +42,9 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _REFUSALS = {
     400: "A parameter is not valid.",
     401: "The API key is missing or unknown.",
-    403: "The server has no keys, and cannot tell whose jobs are whose.",
+    403: "The server has no keys, so it cannot assign jobs to users.",
     429: "Too many wrong keys came from this address.",
-    503: "No process of this server leads at the moment, or its stores cannot be reached.",
+    503: "This server has no leader at the moment, or cannot reach its stores.",
 }
 _REQUESTS = Description(
     "jobs",
@@ -53,7 +53,7 @@ _REQUESTS = Description(
         Parameter(
             "limit",
             "query",
-            "Maximum number of those that have ended; else 100.",
+            "Maximum number of ended jobs; 100 by default.",
             100,
             {"type": "integer", "minimum": 1, "maximum": 1000},
         ),
@@ -69,14 +69,14 @@ _USAGE = Description(
         Parameter(
             "by",
             "query",
-            "A sum for each of these; else for each model.",
+            "Group of each sum; `model` by default.",
             "model",
             {"enum": ["user", "model", "day"]},
         ),
         Parameter(
             "since",
             "query",
-            "First day that counts, in UTC; else all count.",
+            "First day to include, in UTC; by default all days.",
             "2026-07-01",
             {"type": "string", "format": "date"},
         ),
@@ -87,8 +87,8 @@ _USAGE = Description(
 _TRACE = Description(
     "jobs",
     "The steps of a job of one's own",
-    "With a failed job comes its error, and with a completed one whether its result is stored, if it was "
-    "sent without a live channel (`blocking=False`).",
+    "For a job that was sent without a live channel (`blocking=False`), the answer has the error of a "
+    "failed job, and says if the result of a completed job is stored.",
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
     refusals={**_REFUSALS, 404: "The caller has no such job, or its record is no longer kept."},
     needs="key",
@@ -96,7 +96,7 @@ _TRACE = Description(
 _CANCEL = Description(
     "jobs",
     "End a job of one's own",
-    "Its live client, or whoever polls for it, is told so with ERROR.",
+    "The job's client, live or polling, receives an ERROR.",
     "The job is ended.",
     parameters=(Parameter("id", "path", "The job's id.", JOB_ID),),
     refusals={
@@ -111,7 +111,7 @@ T = TypeVar("T", bound=Operation)
 
 @dataclass(frozen=True)
 class JobRoutes:
-    """Routes for a user's own jobs: no caller sees or ends the job of another."""
+    """Routes for a user's own jobs; no caller sees or ends a job of another user."""
 
     accounts: Accounts
     perform: Perform
@@ -127,28 +127,28 @@ class JobRoutes:
         ]
 
     async def requests(self, http: Request) -> OwnJobs:
-        """Answer with the caller's unfinished jobs, and those that ended last."""
-        account, query = await self._known(http), http.query_params
+        """Answer with the caller's unfinished jobs, and the jobs that ended last."""
+        account, query = await self._identified(http), http.query_params
         limit = query.get("limit", "100")
         number = int(limit) if _NUMBER.fullmatch(limit) else limit
-        asked = _asked(GetJobs, {"user": account.user, "limit": number})
-        answer: JobList = await self.perform(asked)
+        operation = _operation(GetJobs, {"user": account.user, "limit": number})
+        answer: JobList = await self.perform(operation)
         return OwnJobs(requests=[job.own for job in answer.jobs])
 
     async def trace(self, http: Request) -> OwnTraceAnswer:
         """Answer with the steps of a job of the caller, and with the error or result of a polled one."""
-        account = await self._known(http)
-        found: Trace = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
-        error, stored = await self._left(found, account)
-        return project(OwnTraceAnswer, found, error=error, stored=stored)
+        account = await self._identified(http)
+        trace: Trace = await self.perform(GetTrace(job_id=job_id_of(http), user=account.user))
+        error, stored = await self._stored_outcome(trace, account)
+        return project(OwnTraceAnswer, trace, error=error, stored=stored)
 
     async def usage(self, http: Request) -> UsageReport:
         """Answer with the sums of the caller's jobs that have ended, by model or by day."""
-        account, query = await self._known(http), http.query_params
-        given = {"by": query.get("by", "model"), "since": query.get("since")}
-        asked = _asked(GetUsage, {**given, "user": account.user})
-        found: UsageReport = await self.perform(asked)
-        return found
+        account, query = await self._identified(http), http.query_params
+        parameters = {"by": query.get("by", "model"), "since": query.get("since")}
+        operation = _operation(GetUsage, {**parameters, "user": account.user})
+        report: UsageReport = await self.perform(operation)
+        return report
 
     async def cancel(self, http: Request) -> Cancelled:
         """End a waiting or running job of the caller."""
@@ -156,7 +156,9 @@ class JobRoutes:
         await self.perform(Kill(request_id=job_id_of(http), user=account.user))
         return Cancelled(cancelled=True, id=job_id_of(http))
 
-    async def _left(self, trace: Trace, account: Account) -> tuple[str | None, bool | None]:
+    async def _stored_outcome(
+        self, trace: Trace, account: Account
+    ) -> tuple[str | None, bool | None]:
         """Return the error of a failed job, and True if its result is stored.
 
         Only polled jobs have a stored response. Both are None if the store is unavailable.
@@ -165,34 +167,34 @@ class JobRoutes:
         if trace.ended is None:
             return None, False
         try:
-            kept = await within(last_response(self.store, trace.id), _PATIENCE_S)
-        except (ObjectStoreError, asyncio.TimeoutError) as away:
-            reason = str(away) or f"no answer within {_PATIENCE_S:g} s"
-            logger.warning("job %s: what is stored of it cannot be read: %s", trace.id, reason)
+            response = await within(last_response(self.store, trace.id), _PATIENCE_S)
+        except (ObjectStoreError, asyncio.TimeoutError) as unavailable:
+            reason = str(unavailable) or f"no answer within {_PATIENCE_S:g} s"
+            logger.warning("job %s: its stored response cannot be read: %s", trace.id, reason)
             return None, None
         # Responses of jobs that were sent without a key name no user.
-        if kept is not None and kept.user == (account.user if account.key else ""):
-            if kept.status is Status.ERROR:
-                error = kept.fields["description"]
-            elif kept.status is Status.COMPLETED and trace.status == Status.COMPLETED:
+        if response is not None and response.user == (account.user if account.key else ""):
+            if response.status is Status.ERROR:
+                error = response.fields["description"]
+            elif response.status is Status.COMPLETED and trace.status == Status.COMPLETED:
                 stored = trace.ended + self.store.ttl_s > time.time()
         return error, stored
 
-    async def _known(self, http: Request) -> Account:
-        """Return the caller's account; raise an HttpError (403) if others could have the same."""
+    async def _identified(self, http: Request) -> Account:
+        """Return the caller's account; raise an HttpError (403) if several users may share it."""
         caller = caller_of(http)
         account = await self.accounts.account(caller)
         # Without keys, an account is an address, which several users may share. A local user id is unique.
         if not account.key and caller.uid is None:
             raise HttpError(
                 403,
-                "This server has no API keys, so it cannot tell whose jobs are whose. Ask for each with "
-                "GET /response/ID.",
+                "This server has no API keys, so it cannot assign jobs to users. Ask for each job "
+                "with GET /response/ID.",
             )
         return account
 
 
-def _asked(kind: type[T], fields: Mapping[str, Any]) -> T:
+def _operation(kind: type[T], fields: Mapping[str, Any]) -> T:
     """Return the operation with these fields; raise an `HttpError` that names a wrong field."""
     try:
         return kind.model_validate(fields)

@@ -30,7 +30,7 @@ from ndif.stores.rate_limiter import Rates, RatesUnavailableError
 logger = logging.getLogger(__name__)
 
 FROM_ADDRESS, IN_ALL = 10, 100
-"""Password attempts per window: of one address, and of all together."""
+"""Password attempts per window: from one address, and from all addresses together."""
 WINDOW_MIN = 10
 _MAX_BODY_BYTES = 8192
 _BCRYPT, _BCRYPT_BYTES = "$2", 72
@@ -67,16 +67,16 @@ class Login(BaseModel):
     }
 )
 class OwnSession:
-    """The login of the browser that asks."""
+    """The login of the requesting browser."""
 
     operator: bool
     """True if the cookie of the request opens the operator's routes."""
     until: float | None
-    """Unix time at which it no longer does."""
+    """Unix time at which the login expires."""
     csrf: str | None
-    """Token to send as `X-CSRF-Token` with what changes something."""
+    """Token to send as `X-CSRF-Token` with each request that changes something."""
     has_password: bool
-    """True if the server has a password; its token is always taken."""
+    """True if the server has a password; its token is always accepted."""
 
 
 _LOGIN = Description(
@@ -98,14 +98,14 @@ _LOGIN = Description(
         401: "The password is wrong.",
         403: "The request comes from the page of another site.",
         413: "The body is too large.",
-        429: "Too many passwords were tried; Retry-After says when the next is looked at.",
-        503: "Passwords cannot be counted now.",
+        429: "Too many passwords were tried; Retry-After says when the next one is checked.",
+        503: "Password attempts cannot be counted now.",
     },
 )
 _LOGOUT = Description(
     _TAG,
     "End the login of this browser",
-    "Needs `X-CSRF-Token`, as everything does that a login changes.",
+    "Needs `X-CSRF-Token`, like every change by a login.",
     answers={200: Answer(OwnSession, "No login.")},
     refusals={403: "The request comes from another page, or without the session's token."},
 )
@@ -126,8 +126,8 @@ class LoginRoutes:
     """Argon2id hash, or a bcrypt hash of NDIF 0.1; empty without a password."""
     rates: Rates
     record: RecordEvents
-    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a password is verified: each hash takes 64 MiB and a core, so there is one at a time."""
+    _verifying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a password is verified: a hash takes 64 MiB and a core, so one runs at a time."""
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -139,47 +139,47 @@ class LoginRoutes:
 
     async def session(self, http: Request) -> OwnSession:
         """Answer with the login of the request's cookie."""
-        return self._own(self.operators.sessions.of(http))
+        return self._own_session(self.operators.sessions.of(http))
 
     async def login(self, http: Request) -> Response:
         """Set a session cookie in exchange for the operator's password or token."""
         if "sec-fetch-site" in http.headers and not is_own_page(http):
             # Login CSRF: a foreign page could log its visitor in to a session of the attacker.
             raise HttpError(403, "Log in on the server's own page: this came from another.")
-        given = (await _read(http)).password
+        password = (await _read_login(http)).password
         caller = caller_of(http).name
-        if self.operators.is_token(given):
+        if self.operators.is_token(password):
             return await self._begin(http, caller, "token")
-        await self._count(caller)
-        if self.password_hash and await self._is_password(given):
+        await self._count_attempt(caller)
+        if self.password_hash and await self._is_password(password):
             return await self._begin(http, caller, "password")
         await self._record("failed login", caller, "The password was wrong.")
         raise HttpError(401, _WRONG if self.password_hash else _NO_HASH)
 
     async def logout(self, http: Request) -> Response:
         """Remove the session cookie from the browser; refuse a logout without the session's token."""
-        found = self.operators.sessions.of(http)
-        answered = json_response(self._own(None))
-        if found is not None:
+        session = self.operators.sessions.of(http)
+        response = json_response(self._own_session(None))
+        if session is not None:
             if not is_own_page(http) or not self.operators.sessions.is_token_of(
-                found, http.headers.get(CSRF_HEADER, "")
+                session, http.headers.get(CSRF_HEADER, "")
             ):
                 raise HttpError(
                     403,
                     "Log out on the server's own page: this came from another, or from an old one.",
                 )
             await self._record("logout", caller_of(http).name, "")
-        self.operators.sessions.remove_from(answered, http)
-        return answered
+        self.operators.sessions.remove_from(response, http)
+        return response
 
     async def _begin(self, http: Request, caller: str, way: str) -> Response:
         session, value = self.operators.sessions.begin(way)
-        answered = json_response(self._own(session))
-        self.operators.sessions.set_on(answered, http, value)
+        response = json_response(self._own_session(session))
+        self.operators.sessions.set_on(response, http, value)
         await self._record("login", caller, f"By the {way}.")
-        return answered
+        return response
 
-    def _own(self, session: Session | None) -> OwnSession:
+    def _own_session(self, session: Session | None) -> OwnSession:
         return OwnSession(
             operator=session is not None,
             until=session.until if session else None,
@@ -187,7 +187,7 @@ class LoginRoutes:
             has_password=bool(self.password_hash),
         )
 
-    async def _count(self, caller: str) -> None:
+    async def _count_attempt(self, caller: str) -> None:
         """Count a password attempt; raise an HttpError if there were too many."""
         try:
             wait_s = await self.rates.take(f"login {caller}", FROM_ADDRESS, WINDOW_MIN)
@@ -196,8 +196,8 @@ class LoginRoutes:
             logger.warning("a login is refused: %s", error)
             raise HttpError(
                 503,
-                "Passwords cannot be counted now, and none is looked at. Try again in a moment, or log in "
-                "with the server's token.",
+                "Password attempts cannot be counted now, so none is checked. Try again in a moment, or "
+                "log in with the server's token.",
                 RETRY_SOON,
             ) from error
         if wait_s > 0:
@@ -209,25 +209,25 @@ class LoginRoutes:
                 {"Retry-After": str(math.ceil(wait_s))},
             )
 
-    async def _is_password(self, given: str) -> bool:
-        async with self._looking:
-            return await asyncio.to_thread(_matches, self.password_hash, given)
+    async def _is_password(self, text: str) -> bool:
+        async with self._verifying:
+            return await asyncio.to_thread(_verify, self.password_hash, text)
 
     async def _record(self, kind: Kind, caller: str, text: str) -> None:
         await self.record([event(kind, caller, text, "login")])
 
 
-def _matches(password_hash: str, given: str) -> bool:
-    # Imported at the first login: most servers need neither library.
+def _verify(password_hash: str, password: str) -> bool:
+    # Imported at the first login, because most servers need neither library.
     import bcrypt
     from argon2 import PasswordHasher
     from argon2.exceptions import InvalidHashError, VerificationError
 
     if password_hash.startswith(_BCRYPT):
         # bcrypt uses no more than these bytes; version 5 of the library refuses longer passwords.
-        return bcrypt.checkpw(given.encode()[:_BCRYPT_BYTES], password_hash.encode())
+        return bcrypt.checkpw(password.encode()[:_BCRYPT_BYTES], password_hash.encode())
     try:
-        return PasswordHasher().verify(password_hash, given)
+        return PasswordHasher().verify(password_hash, password)
     except VerificationError:
         return False
     except InvalidHashError:
@@ -235,7 +235,7 @@ def _matches(password_hash: str, given: str) -> bool:
         return False
 
 
-async def _read(http: Request) -> Login:
+async def _read_login(http: Request) -> Login:
     """Return the body of a login; raise an HttpError that repeats no value of it, such as a password."""
     content = await read_body(http, _MAX_BODY_BYTES, "A login is at most 8 KiB.")
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -246,9 +246,9 @@ async def _read(http: Request) -> Login:
         return Login.model_validate_json(content)
     except ValidationError as error:
         first = problems(error)[0]
-        where = str(first.location[0]) if first.location else "the body"
+        place = str(first.location[0]) if first.location else "the body"
         raise HttpError(
-            400, f'The login is not valid: {where[:50]}: send {{"password": "…"}}.'
+            400, f'The login is not valid: {place[:50]}: send {{"password": "…"}}.'
         ) from error
     except ValueError as error:
         raise HttpError(400, 'The login is not valid: send {"password": "…"}.') from error

@@ -39,26 +39,26 @@ _TEXT = "text/plain"
 _METRICS = Description(
     "operation",
     "Metrics for Prometheus",
-    "Answered to this machine, to the networks of NDIF_METRICS_ALLOW, and with the operator's token.",
+    "Served to this machine, to the networks of NDIF_METRICS_ALLOW, and for the operator's token.",
     answers={
         200: Answer(
             {"type": "string"},
-            "Prometheus' text, or OpenMetrics where the client accepts that.",
+            "Prometheus' text, or OpenMetrics if the client accepts it.",
             "ndif_leader_up 1.0\n",
             (_TEXT,),
         )
     },
-    refusals={403: "The client is elsewhere, and has no token."},
+    refusals={403: "The client's address is not allowed, and it has no token."},
 )
 _ELSEWHERE = (
-    "Metrics are for this machine, the networks that the operator names (NDIF_METRICS_ALLOW), and whoever "
-    "sends the operator's token (Authorization: Bearer TOKEN)."
+    "Metrics are for this machine, the networks that the operator names (NDIF_METRICS_ALLOW), and clients "
+    "that send the operator's token (Authorization: Bearer TOKEN)."
 )
 
 
 @dataclass
 class MetricsRoute:
-    """Serves metrics to this machine, to the allowed networks, and to holders of the operator's token."""
+    """Serves metrics to this machine, to the allowed networks, and for the operator's token."""
 
     perform: Perform
     stores: Mapping[str, Ping]
@@ -68,8 +68,8 @@ class MetricsRoute:
     token: str | None
     _server: ServerState | None = None
     _answers: Mapping[str, bool] = field(default_factory=dict)
-    _asked_at: float = field(default=float("-inf"))
-    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _refreshed_at: float = field(default=float("-inf"))
+    _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
@@ -79,7 +79,7 @@ class MetricsRoute:
         """Answer with every metric."""
         if not self._may_read(http):
             raise HttpError(403, _ELSEWHERE)
-        await self._ask()
+        await self._refresh()
         families = chain(
             state.families(self._server),
             state.stores(self._answers),
@@ -92,10 +92,10 @@ class MetricsRoute:
         return Response(content, headers={"Content-Type": content_type})
 
     def _may_read(self, http: Request) -> bool:
-        scheme, _, given = http.headers.get("authorization", "").partition(" ")
+        scheme, _, token = http.headers.get("authorization", "").partition(" ")
         if self.token and scheme.lower() == "bearer":
             return secrets.compare_digest(
-                given.strip().encode(errors="replace"), self.token.encode()
+                token.strip().encode(errors="replace"), self.token.encode()
             )
         caller = caller_of(http)
         if is_loopback(caller.address):
@@ -107,25 +107,25 @@ class MetricsRoute:
             return False
         return any(address in network for network in self.allowed)
 
-    async def _ask(self) -> None:
+    async def _refresh(self) -> None:
         """Ask the leader and every store, at most once a second."""
-        async with self._asking:
-            if time.monotonic() - self._asked_at < _STATE_S:
+        async with self._refreshing:
+            if time.monotonic() - self._refreshed_at < _STATE_S:
                 return
-            self._server, silences = await asyncio.gather(
+            self._server, errors = await asyncio.gather(
                 self._current_state(), ask(self.stores, _PATIENCE_S)
             )
-            for store, error in silences.items():
+            for store, error in errors.items():
                 if error is not None:
                     logger.warning("the store of %s does not answer: %s", store, error)
-            self._answers = {store: error is None for store, error in silences.items()}
-            self._asked_at = time.monotonic()
+            self._answers = {store: error is None for store, error in errors.items()}
+            self._refreshed_at = time.monotonic()
 
     async def _current_state(self) -> ServerState | None:
         """Return the state of the server; None if there is no leader, or no answer in time."""
         try:
-            found: ServerState = await within(self.perform(GetStatus()), _PATIENCE_S)
+            server: ServerState = await within(self.perform(GetStatus()), _PATIENCE_S)
         except (OperationError, asyncio.TimeoutError) as error:
             logger.warning("metrics have no state of the server: %s", error)
             return None
-        return found
+        return server

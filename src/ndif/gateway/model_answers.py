@@ -31,10 +31,10 @@ _NORM = {
 }
 
 
-def _around(name: str, kind: str, count: int, child: JsonObject, **more: Any) -> JsonObject:
-    """Return the parent module of `child`, whose paths are those of the child without the last step."""
+def _parent(name: str, kind: str, count: int, child: JsonObject, **more: Any) -> JsonObject:
+    """Return an example parent of `child`; its paths are the paths of `child` without the last step."""
     last = f"[{child['name']}]" if child["indices"] else f".{child['name']}"
-    paths = {each: path.removesuffix(last) for each, path in child["paths"].items()}
+    paths = {generation: path.removesuffix(last) for generation, path in child["paths"].items()}
     return {
         **child,
         "name": name,
@@ -50,11 +50,11 @@ def _around(name: str, kind: str, count: int, child: JsonObject, **more: Any) ->
     }
 
 
-_BLOCK = _around("0", "GPT2Block", 7087872, _NORM, number=12, indices=[[0, 11]], omitted=3)
-_BODY = _around(
-    "transformer", "GPT2Model", 124439808, _around("h", "ModuleList", 85054464, _BLOCK), omitted=4
+_BLOCK = _parent("0", "GPT2Block", 7087872, _NORM, number=12, indices=[[0, 11]], omitted=3)
+_BODY = _parent(
+    "transformer", "GPT2Model", 124439808, _parent("h", "ModuleList", 85054464, _BLOCK), omitted=4
 )
-_TREE = _around("", "GPT2LMHeadModel", 124439808, _BODY, omitted=1)
+_TREE = _parent("", "GPT2LMHeadModel", 124439808, _BODY, omitted=1)
 _TRACE = """\
 import os
 
@@ -74,22 +74,22 @@ print(hidden)
 
 @answer()
 class DescribedModule:
-    """A module, or several of one container that have the same structure."""
+    """A module, or several modules of one container that have the same structure."""
 
     name: str
     class_name: Annotated[str, Field(alias="class")]
     paths: Mapping[str, str]
-    """Path as one writes it in a trace, by nnsight generation; of the first of several modules."""
+    """Path in a trace, by nnsight generation; for several modules, the path of the first."""
     renamed: Mapping[str, Mapping[str, str]]
-    """By generation, values that are read by another name: `nns_output` for `output`."""
+    """Values that have another name in a trace, by generation: `nns_output` for `output`."""
     parameters: Sequence[TensorShape]
-    """Parameters of its own."""
+    """Parameters of the module itself."""
     count: int
-    """Number of parameters, with those of modules below it; of one module, if there are several."""
+    """Number of parameters of one module, including the modules below it."""
     number: int
     """Modules that have this structure."""
     indices: list[tuple[int, int]] | None
-    """First and last index of each run of them."""
+    """First and last index of each run of these modules."""
     omitted: int
     """Children that are not described."""
     children: list[DescribedModule]
@@ -132,39 +132,39 @@ class DescribedModel:
     revision: str | None
     task: str | None
     dedicated: bool
-    """True if it is not evicted for others."""
+    """True if the model is not evicted for other models."""
     gated: bool
-    """True if the hub gives it only to those whom its authors permitted."""
+    """True if the hub restricts the model to users that its authors permitted."""
     card: str | None
-    """Address of its card at the hub; null for a folder of the server's."""
+    """URL of the model's card at the hub; null for a model from a folder of the server."""
     license: str | None
-    """Licence by its card; null while unknown."""
+    """Licence named by the card; null while unknown."""
     deployment_level: DeploymentLevel
     state: ReplicaState
     runtimes: Mapping[str, ReplicaState]
-    """State by nnsight generation, of those that have one."""
+    """State by nnsight generation; generations without a state are omitted."""
     replicas: Mapping[str, int]
-    """Replicas that serve, by nnsight generation."""
+    """Number of serving replicas, by nnsight generation."""
     generations: Sequence[str]
-    """nnsight generations whose clients may use it, the newest first."""
+    """nnsight generations whose clients may use the model, the newest first."""
     adapters: Sequence[str]
-    """Generations whose requests may name an adapter (PEFT) for it."""
+    """Generations whose requests may name an adapter (PEFT) for the model."""
     load_s: Mapping[str, float]
-    """Seconds that its last load took, by generation; without those not loaded since this server leads."""
+    """Seconds of the last load, by generation; only loads by the current leader."""
     generation: str | None
-    """The generation that the tree and what follows were told by; null while there is no tree."""
+    """Generation whose structure gives the tree and the facts below; null while there is no tree."""
     parameters: int | None
     dtype: str | None
     bytes: int | None
-    """Bytes of its parameters and buffers, which are loaded."""
+    """Bytes of the loaded parameters and buffers."""
     hidden_size: int | None
     layers: int | None
     heads: int | None
     vocabulary: int | None
     context_length: int | None
-    """Most tokens of one input, by its config."""
+    """Maximum tokens of one input, from the model's config."""
     tokenizer: bool | None
     snippets: Mapping[str, str]
-    """A trace to paste, by generation; none for a model that takes no text."""
+    """Trace to paste, by generation; empty for a model that takes no text."""
     tree: DescribedModule | None
     """Tree of modules; null until the model was measured or loaded."""

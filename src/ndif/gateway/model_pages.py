@@ -37,24 +37,22 @@ _ADAPTERS = frozenset({"0.8"})
 _DESCRIPTION = Description(
     "the server",
     "A model: its tree of modules, facts, and traces to paste",
-    "Of the models that `/status` shows, and those that were measured here. Nothing is measured for who "
-    "asks. Modules of one container with the same structure stand once. Names are those that the "
-    "repository's author chose: show them as text.",
+    "For the models that `/status` lists, and the models that were measured here. A request never measures "
+    "a model. Modules of one container with the same structure are listed once. The repository's author "
+    "chose the names: show them as text.",
     parameters=(
         Parameter("repo_id", "path", "The repository, with its owner.", "openai-community/gpt2"),
-        Parameter(
-            "revision", "query", "Branch, tag or commit; else the one that is served.", "main"
-        ),
+        Parameter("revision", "query", "Branch, tag or commit; by default the served one.", "main"),
         Parameter(
             "generation",
             "query",
-            "The nnsight that told the tree, where several load different ones; else the newest.",
+            "nnsight generation whose tree is shown, if they load different ones; else the newest.",
             "0.8",
         ),
     ),
     refusals={
         404: "The server does not know the model.",
-        503: "No process of this server leads at the moment.",
+        503: "This server has no leader at the moment.",
     },
 )
 
@@ -63,7 +61,7 @@ _NO_DETAILS = ModelDetails(structures={}, load_s={})
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _DetailsRequest:
     """A request to the leader for a model's details, and the states of its replicas at that time."""
 
     at: float
@@ -78,11 +76,11 @@ class ModelRoutes:
     catalogue: Catalogue
     runtimes: Runtimes
     public_url: str
-    """Base URL of the server for its clients; if empty, that of each request."""
+    """Base URL of the server for its clients; if empty, each request's own base URL is used."""
     hub: str | None
     """URL of the hub from which models come; None for the public one."""
-    _looked: tuple[float, asyncio.Task[Sequence[str]]] | None = None
-    _asked: dict[ModelKey, _Asked] = field(default_factory=dict)
+    _installed: tuple[float, asyncio.Task[Sequence[str]]] | None = None
+    _requests: dict[ModelKey, _DetailsRequest] = field(default_factory=dict)
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""
@@ -93,49 +91,51 @@ class ModelRoutes:
         repo_id = http.path_params["repo_id"]
         revision = http.query_params.get("revision") or None
         models = await self.catalogue.models()
-        found = _find(models, repo_id, revision)
-        entry = _entry(await self.catalogue.status(), found, repo_id, revision)
-        details = await self._details(found.key, entry) if found is not None else _NO_DETAILS
-        is_known = entry is not None or (details.structures and found and not found.gated)
+        model = _find(models, repo_id, revision)
+        entry = _entry(await self.catalogue.status(), model, repo_id, revision)
+        details = await self._details(model.key, entry) if model is not None else _NO_DETAILS
+        is_known = entry is not None or (details.structures and model and not model.gated)
         if not is_known:
             raise HttpError(404, _unknown(repo_id, revision))
         installed = await self._generations()
         url = self.public_url or str(http.base_url).rstrip("/")
         chosen = http.query_params.get("generation") or None
-        return self._describe(found, entry, details, installed, url, chosen)
+        return self._describe(model, entry, details, installed, url, chosen)
 
     async def _generations(self) -> Sequence[str]:
         """Return the installed nnsight generations, the newest first; cached for `_FRESH_S`."""
         now = time.monotonic()
-        if self._looked is None or now - self._looked[0] >= _FRESH_S:
-            self._looked = now, asyncio.create_task(self._look(), name="runtimes")
+        if self._installed is None or now - self._installed[0] >= _FRESH_S:
+            self._installed = now, asyncio.create_task(self._read_installed(), name="runtimes")
         try:
-            return await asyncio.shield(self._looked[1])
+            return await asyncio.shield(self._installed[1])
         except Exception:
-            self._looked = None
+            self._installed = None
             raise
 
-    async def _look(self) -> Sequence[str]:
+    async def _read_installed(self) -> Sequence[str]:
         return [*await asyncio.to_thread(self.runtimes.installed)]
 
     async def _details(self, key: ModelKey, entry: ModelStatus | None) -> ModelDetails:
         """Return the details of a model, cached for `_FRESH_S`; concurrent callers share one request.
 
-        A change of the replicas' states also ends the caching, since a model that came up may have a tree.
+        A change of the replicas' states also ends the caching, because a loaded model may have a tree.
         """
         now = time.monotonic()
-        self._asked = {
-            each: asked for each, asked in self._asked.items() if now - asked.at < _FRESH_S
+        self._requests = {
+            other: request
+            for other, request in self._requests.items()
+            if now - request.at < _FRESH_S
         }
-        asked = self._asked.get(key)
-        if asked is None or asked.states != _states(entry):
+        request = self._requests.get(key)
+        if request is None or request.states != _states(entry):
             task = asyncio.create_task(self.catalogue.details(key), name="details of a model")
-            asked = self._asked[key] = _Asked(now, _states(entry), task)
+            request = self._requests[key] = _DetailsRequest(now, _states(entry), task)
         try:
-            return await asyncio.shield(asked.task)
+            return await asyncio.shield(request.task)
         except Exception:
-            if self._asked.get(key) is asked:
-                del self._asked[key]
+            if self._requests.get(key) is request:
+                del self._requests[key]
             raise
 
     def _describe(
@@ -150,17 +150,21 @@ class ModelRoutes:
         """Return the answer; `installed` are the server's generations, `chosen` is the requested one."""
         status = entry or _NOT_LOADED
         key = model.config.key if model is not None else ModelKey.parse(status.model_key)
-        only = model.deployment.runtime if model is not None else None
-        generations = [each for each in installed if only in (None, each)]
+        only_generation = model.deployment.runtime if model is not None else None
+        generations = [
+            generation for generation in installed if only_generation in (None, generation)
+        ]
         structures = _by_generation(details.structures, generations)
         if chosen not in structures:
             chosen = next(iter(structures), None)
         structure = structures.get(chosen or "")
         task = key.task or status.task
         snippets = {
-            each: snippet(each, url, key.repo_id, key.revision, task, structures[each])
-            for each in structures
-            if each in generations
+            generation: snippet(
+                generation, url, key.repo_id, key.revision, task, structures[generation]
+            )
+            for generation in structures
+            if generation in generations
         }
         return DescribedModel(
             repo_id=key.repo_id,
@@ -174,12 +178,14 @@ class ModelRoutes:
             runtimes=status.runtimes,
             replicas=status.replicas,
             generations=generations,
-            adapters=[each for each in generations if each in _ADAPTERS],
+            adapters=[generation for generation in generations if generation in _ADAPTERS],
             load_s=details.load_s,
             generation=chosen,
             parameters=status.parameters if structure is None else structure.tree.count,
             **{name: getattr(structure, name, None) for name in _FACTS},
-            snippets={each: text for each, text in snippets.items() if text is not None},
+            snippets={
+                generation: text for generation, text in snippets.items() if text is not None
+            },
             tree=None if structure is None else _tree(structure, structures),
         )
 
@@ -223,56 +229,60 @@ def _entry(
     # A model of the calendar may have an entry without being in `models`: look it up by name.
     wanted = None if revision == "main" else revision
     named = (
-        each
-        for each in status.deployments.values()
-        if each.repo_id.lower() == repo_id.lower() and (revision is None or each.revision == wanted)
+        item
+        for item in status.deployments.values()
+        if item.repo_id.lower() == repo_id.lower() and (revision is None or item.revision == wanted)
     )
     key = "" if model is None else str(model.config.key)
     return next(named, None) if model is None else status.deployments.get(key)
 
 
 def _states(entry: ModelStatus | None) -> Any:
-    """Return the replicas' state by generation, from the model's entry in `/status`."""
     return entry and entry.runtimes
 
 
 def _unknown(repo_id: str, revision: str | None) -> str:
-    of = f" at revision {revision[:_MAX_QUOTED]!r}" if revision else ""
+    place = f" at revision {revision[:_MAX_QUOTED]!r}" if revision else ""
     return (
-        f"This server does not know {repo_id[:_MAX_QUOTED]!r}{of}: `/status` shows its models. Another is "
-        "known once the server's operator deploys it, or a user who may have it loaded sends a job for it."
+        f"This server does not know {repo_id[:_MAX_QUOTED]!r}{place}: `/status` shows its models. "
+        "Another model is known once the server's operator deploys it, or a user with the right to "
+        "load it sends a job for it."
     )
 
 
 def _by_generation(
-    told: Mapping[str, ModelStructure], generations: Iterable[str]
+    structures: Mapping[str, ModelStructure], generations: Iterable[str]
 ) -> dict[str, ModelStructure]:
     """Return the structure that each generation would load, the newest generation first.
 
-    A generation that has neither measured nor loaded the model gets the newest other structure that suits.
+    A generation that neither measured nor loaded the model gets the newest other structure that suits it.
     """
-    known = sorted(told, key=Version, reverse=True)
-    found: dict[str, ModelStructure] = {}
-    for each in generations:
-        suiting = (other for other in (each, *known) if other in told)
-        fitting = (told[other] for other in suiting if other == each or suits(each, told[other]))
+    newest_first = sorted(structures, key=Version, reverse=True)
+    by_generation: dict[str, ModelStructure] = {}
+    for generation in generations:
+        suiting = (other for other in (generation, *newest_first) if other in structures)
+        fitting = (
+            structures[other]
+            for other in suiting
+            if other == generation or suits(generation, structures[other])
+        )
         if (structure := next(fitting, None)) is not None:
-            found[each] = structure
-    if not found:  # only generations that are not installed any more have one
-        return {each: told[each] for each in known}
-    return dict(sorted(found.items(), key=lambda one: Version(one[0]), reverse=True))
+            by_generation[generation] = structure
+    if not by_generation:  # only generations that are no longer installed have a structure
+        return {generation: structures[generation] for generation in newest_first}
+    return dict(sorted(by_generation.items(), key=lambda item: Version(item[0]), reverse=True))
 
 
-def _tree(structure: ModelStructure, of: Mapping[str, ModelStructure]) -> DescribedModule:
+def _tree(structure: ModelStructure, structures: Mapping[str, ModelStructure]) -> DescribedModule:
     """Return the tree of a structure, with its paths in each generation that has an equal tree."""
-    same = [each for each, other in of.items() if other.tree == structure.tree]
-    return _module([Place(ROOT, structure.tree, each) for each in same])
+    equal = [generation for generation, other in structures.items() if other.tree == structure.tree]
+    return _module([Place(ROOT, structure.tree, generation) for generation in equal])
 
 
 def _module(places: list[Place]) -> DescribedModule:
     """Return the description of a module, given its place in each generation."""
     node = places[0].node
-    below = zip(*(place.children() for place in places), strict=True)
+    children = zip(*(place.children() for place in places), strict=True)
     return DescribedModule(
         name=node.name,
         class_name=node.class_name,
@@ -283,7 +293,7 @@ def _module(places: list[Place]) -> DescribedModule:
         number=node.number,
         indices=node.indices,
         omitted=node.omitted,
-        children=[_module(list(each)) for each in below],
+        children=[_module(list(siblings)) for siblings in children],
     )
 
 
@@ -295,5 +305,5 @@ def _shown_address(endpoint: str | None) -> str | None:
         return None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return None
-    place = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", ""))
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))

@@ -1,7 +1,7 @@
 """Paths of modules as users write them in a trace, by nnsight generation.
 
-nnsight exposes modules under their own names. If a name is also that of a value of every module, such as
-`output`, 0.8 renames the module (`E_output`), and 0.7 and 0.6 rename the value (`nns_output`).
+nnsight exposes modules under their own names. Every module also has values, such as `output`. If a module
+has such a name, 0.8 renames the module (`E_output`), and 0.7 and 0.6 rename the value (`nns_output`).
 `tests/clients/test_model_pages.py` resolves such paths with the clients themselves.
 """
 
@@ -52,7 +52,7 @@ class Place:
         return {name: f"{_PREFIX_OF_VALUES}{name}" for name in VALUES if name in below}
 
     def at(self, index: int) -> Place:
-        """Return the sibling at `index` in the same container, one that shares this node."""
+        """Return the sibling at `index` in the same container; the sibling must share this node."""
         head, bracket, _ = self.path.rpartition("[")
         return Place(f"{head}{bracket}{index}]", self.node, self.generation) if bracket else self
 
@@ -87,6 +87,6 @@ def _moves_modules(generation: str) -> bool:
 
 def literal(text: str) -> str:
     """Return a Python string literal for `text`: on one line, with invisible characters escaped."""
-    found = repr(text)
+    quoted = repr(text)
     # Double quotes where possible, as researchers write them.
-    return f'"{found[1:-1]}"' if found[0] == "'" and '"' not in found else found
+    return f'"{quoted[1:-1]}"' if quoted[0] == "'" and '"' not in quoted else quoted

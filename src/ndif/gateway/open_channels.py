@@ -41,13 +41,13 @@ class OpenChannels:
 
     def refusal(self, caller: Caller, account: Account | None = None) -> HttpError | None:
         """Return the refusal of a further channel; None if the caller may open one."""
-        for name, most in self._limits(caller, account).items():
-            if most is not None and self._open[name] >= most:
-                whose = "Your API key" if name.startswith("key") else "Your address"
-                channels = "one live channel" if most == 1 else f"{most} live channels"
+        for name, limit in self._limits(caller, account).items():
+            if limit is not None and self._open[name] >= limit:
+                holder = "Your API key" if name.startswith("key") else "Your address"
+                channels = "one live channel" if limit == 1 else f"{limit} live channels"
                 return HttpError(
                     429,
-                    f"{whose} may have {channels} open at once, and has as many. {_ADVICE}",
+                    f"{holder} may have {channels} open at once, and has as many. {_ADVICE}",
                     RETRY_SOON,
                 )
         return None

@@ -29,14 +29,15 @@ _REF = "#/components/schemas/{model}"
 REFUSAL = _REF.format(model="Refusal")
 """Reference to the schema of a refusal."""
 _ABOUT = """\
-Runs nnsight traces beside the models that they are about. Clients are the released packages of nnsight: \
+Runs nnsight traces next to large models. Clients are the released packages of nnsight: \
 0.8 sends multipart bodies and listens at /subscribe, 0.6 and 0.7 send headers and listen at /ws/socket.io.
 
-Every refusal is `{"detail": "A sentence that says what to do."}`; `4XX` and `5XX` stand for those that \
-any route may give: 400 for a request that is not valid, 403 for a name that is not this server's or a \
-page of another site, 414 and 431 for what is too long, 429 and 503 with Retry-After for what may succeed \
-later, 500 for a failure of the server. Every answer has an `X-Request-Id`, the client's own where that \
-has at most 64 letters, digits and any of `_.:-`. HEAD is answered as GET is, without the body."""
+Every refusal is `{"detail": "A sentence that says what to do."}`; `4XX` and `5XX` stand for refusals \
+of any route. 400: the request is not valid. 403: the Host is not a name of this server, or a page of \
+another site sent the request. 414 and 431: the address or the headers are too long. 429 and 503, with \
+Retry-After: the request may succeed later. 500: the server failed. Every answer has an `X-Request-Id`: \
+the client's own, if it has at most 64 letters, digits and any of `_.:-`. HEAD is answered like GET, \
+without the body."""
 
 
 @answer(example={"detail": "There is nothing at /nowhere."})
@@ -108,7 +109,7 @@ class Description:
     answered: str = "The answer."
     """Meaning of the status 200, if the handler's annotation gives the type of the answer."""
     answers: Mapping[int, Answer] = field(default_factory=dict)
-    """Answers by status, if the handler's annotation is a `Response` and does not tell them."""
+    """Answers by status, if the handler's annotation is a `Response`, which does not describe them."""
     parameters: Sequence[Parameter] = ()
     body: Mapping[str, Content] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
@@ -186,19 +187,19 @@ async def _respond(handler: Callable[[Request], Awaitable[Any]], http: Request) 
 
 def document(routes: Iterable[BaseRoute], version: str) -> JsonObject:
     """Return the OpenAPI document of these routes; `version` is the server's."""
-    found = list(_described(routes))
+    api_routes = list(_described(routes))
     channels = list(_channels(routes))
-    schemas, components = _schemas(each for _, route in found for each in _models(route))
+    schemas, components = _schemas(kind for _, route in api_routes for kind in _types(route))
     paths: dict[str, JsonObject] = {}
-    for path, route in found:
+    for path, route in api_routes:
         paths.setdefault(path, {})[route.method.lower()] = _operation(path, route, schemas)
-    tags = list(dict.fromkeys(route.description.tag for _, route in found))
+    tags = list(dict.fromkeys(route.description.tag for _, route in api_routes))
     return {
         "openapi": VERSION,
         "info": {"title": "ndif", "version": version, "description": _ABOUT},
         "tags": [
             *({"name": tag} for tag in tags),
-            *({"name": each.name, "description": each.text} for each in channels),
+            *({"name": channel.name, "description": channel.text} for channel in channels),
         ],
         "paths": paths,
         "components": {
@@ -227,7 +228,7 @@ def document(routes: Iterable[BaseRoute], version: str) -> JsonObject:
 
 
 def _described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[str, ApiRoute]]:
-    """Yield the full OpenAPI path of each `ApiRoute`, mounted ones included, and the route."""
+    """Yield each `ApiRoute` after its full OpenAPI path, mounted routes included."""
     for route in routes:
         if isinstance(route, ApiRoute):
             yield prefix + route.path_format, route
@@ -237,15 +238,15 @@ def _described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[
 
 def _channels(routes: Iterable[BaseRoute]) -> Iterator[DescribedChannel]:
     return (
-        each.channel for each in routes if isinstance(each, LiveRoute | LiveMount | EventsRoute)
+        route.channel for route in routes if isinstance(route, LiveRoute | LiveMount | EventsRoute)
     )
 
 
-def _models(route: ApiRoute) -> Iterator[Any]:
-    """Yield the types of a route's bodies and answers, without those given as JSON Schema."""
+def _types(route: ApiRoute) -> Iterator[Any]:
+    """Yield the types of a route's bodies and answers; bodies given as JSON Schema have none."""
     described = route.description
-    contents = [described.body, *(each.content for each in described.answers.values())]
-    for content in (each for by_type in contents for each in by_type.values()):
+    contents = [described.body, *(response.content for response in described.answers.values())]
+    for content in (body for by_type in contents for body in by_type.values()):
         if not isinstance(content.schema, Mapping):
             yield content.schema
 
@@ -254,30 +255,31 @@ def _schemas(types: Iterable[Any]) -> tuple[dict[Any, JsonObject], JsonObject]:
     """Return a reference to each type's schema, and the definitions for `components/schemas`."""
     distinct: list[Any] = list(dict.fromkeys((Refusal, *types)))
     references, definitions = TypeAdapter.json_schemas(
-        [(at, "validation", adapter(each)) for at, each in enumerate(distinct)], ref_template=_REF
+        [(index, "validation", adapter(kind)) for index, kind in enumerate(distinct)],
+        ref_template=_REF,
     )
-    found = {each: references[at, "validation"] for at, each in enumerate(distinct)}
-    return found, definitions["$defs"]
+    schemas = {kind: references[index, "validation"] for index, kind in enumerate(distinct)}
+    return schemas, definitions["$defs"]
 
 
 def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, JsonObject]) -> JsonObject:
     described = route.description
 
     def content(by_type: Mapping[str, Content]) -> JsonObject:
-        return {media_type: _content(each, schemas) for media_type, each in by_type.items()}
+        return {media_type: _content(body, schemas) for media_type, body in by_type.items()}
 
     refused = content({JSON: Content(Refusal)})
     usual = {HEADER: {"$ref": f"#/components/headers/{HEADER}"}}
     responses: JsonObject = {}
-    for status, each in described.answers.items():
-        own = {
+    for status, response in described.answers.items():
+        own_headers = {
             name: {"description": text, "schema": {"type": "string"}}
-            for name, text in each.headers.items()
+            for name, text in response.headers.items()
         }
         responses[str(status)] = {
-            "description": each.text,
-            "headers": {**usual, **own},
-            "content": content(each.content),
+            "description": response.text,
+            "headers": {**usual, **own_headers},
+            "content": content(response.content),
         }
     refusals = {
         **{str(status): text for status, text in described.refusals.items()},
@@ -297,13 +299,13 @@ def _operation(path: str, route: ApiRoute, schemas: Mapping[Any, JsonObject]) ->
     if described.text:
         operation["description"] = described.text
     if described.parameters:
-        operation["parameters"] = [each.described() for each in described.parameters]
+        operation["parameters"] = [parameter.described() for parameter in described.parameters]
     if described.body:
         operation["requestBody"] = {"required": True, "content": content(described.body)}
     if described.needs != "nothing":
         # An empty alternative makes the key optional, since a server without keys needs none.
-        others: list[JsonObject] = [{}] if described.needs == "key" else []
-        operation["security"] = [{described.needs: []}, *others]
+        alternatives: list[JsonObject] = [{}] if described.needs == "key" else []
+        operation["security"] = [{described.needs: []}, *alternatives]
     return operation
 
 

@@ -17,7 +17,7 @@ from ndif.gateway.sessions import Session, Sessions
 
 CSRF_HEADER = "X-CSRF-Token"
 """Header in which a page repeats the token of its session."""
-_READ = ("GET", "HEAD")
+_READ_METHODS = ("GET", "HEAD")
 
 UNAUTHORIZED = (
     "This needs the server's token, as `Authorization: Bearer TOKEN`. `ndif start` writes it to the file "
@@ -53,9 +53,9 @@ class Operators:
         self._token = token.encode()
         self.sessions = sessions
 
-    def is_token(self, given: str) -> bool:
-        """Return True if `given` is the operator's token."""
-        return secrets.compare_digest(given.encode(errors="replace"), self._token)
+    def is_token(self, text: str) -> bool:
+        """Return True if `text` is the operator's token."""
+        return secrets.compare_digest(text.encode(errors="replace"), self._token)
 
     def is_logged_in(self, connection: HTTPConnection) -> bool:
         """Return True if a request has the cookie of a session, which suffices only for reading."""
@@ -69,14 +69,14 @@ class Operators:
         session = self.sessions.of(http)
         if session is None:
             raise _unauthorized()
-        if http.method not in _READ:
+        if http.method not in _READ_METHODS:
             self._refuse_forged(http, session)
         return AuthenticatedOperator("login", session)
 
     def _of_token(self, http: Request, authorization: str) -> AuthenticatedOperator:
-        scheme, _, given = authorization.partition(" ")
+        scheme, _, token = authorization.partition(" ")
         # Starlette decodes headers as Latin-1, which covers every character of a token.
-        if scheme.lower() != "bearer" or not self.is_token(given.strip()):
+        if scheme.lower() != "bearer" or not self.is_token(token.strip()):
             raise _unauthorized()
         is_command = http.headers.get("user-agent", "").startswith(COMMAND_LINE)
         return AuthenticatedOperator("command line" if is_command else "token")

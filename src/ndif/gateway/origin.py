@@ -20,20 +20,20 @@ from ndif.gateway.peer import unmapped
 from ndif.net import is_loopback, reachable_as
 from ndif.telemetry.request_id import HEADER
 
-_OPEN = frozenset({"/ping", "/status", "/env"})
+_PUBLIC_PATHS = frozenset({"/ping", "/status", "/env"})
 """Paths that web pages of any site may read on a public server."""
-_OPERATORS = ("/admin", "/login", "/logout", "/session")
-"""Path prefixes closed to pages of every other site, those in NDIF_CORS_ORIGINS included."""
-_READ = ("GET", "HEAD")
-_USE = (*_READ, "POST", "DELETE")
+_OPERATOR_PATHS = ("/admin", "/login", "/logout", "/session")
+"""Path prefixes closed to pages of every other site, even of sites in NDIF_CORS_ORIGINS."""
+_READ_METHODS = ("GET", "HEAD")
+_CLIENT_METHODS = (*_READ_METHODS, "POST", "DELETE")
 """Methods of the routes that clients use."""
-_SENT = (
+_CLIENT_HEADERS = (
     *("ndif-api-key", "nnsight-version", "python-version", "nnsight-model-key", "nnsight-compress"),
     *("ndif-session_id", "ndif-timestamp", "ndif-callback", "Range", HEADER),
 )
-"""Request headers of clients, beside the CORS-safelisted ones."""
-_EXPOSED = (HEADER, "Retry-After")
-"""Response headers that a page may read, beside the CORS-safelisted ones."""
+"""Request headers of clients, in addition to the CORS-safelisted ones."""
+_EXPOSED_HEADERS = (HEADER, "Retry-After")
+"""Response headers that a page may read, in addition to the CORS-safelisted ones."""
 _SUBMIT = "/request"
 """Path whose Host header becomes the base URL of the job's results."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+)(:\d{1,5})?", re.ASCII | re.IGNORECASE)
@@ -49,9 +49,9 @@ class SameOrigin:
     The browser names the page's site in `Origin`; nnsight's clients send this server's origin or none.
 
     With DNS rebinding, a foreign page's origin equals its Host. So the Host must be a name of this server:
-    a loopback name, the listening host, the machine's name, the public URL's, or one of NDIF_ALLOWED_HOSTS.
-    IP addresses pass, because rebinding needs a name. At `/request` an address must be the one that the
-    connection reached, because the URLs of results begin with it.
+    a loopback name, the listening host, the machine's name, the host of the public URL, or one of
+    NDIF_ALLOWED_HOSTS. IP addresses pass, because rebinding needs a name. At `/request` an address must be
+    the one that the connection reached, because the URLs of results begin with it.
 
     Origins in NDIF_CORS_ORIGINS pass, except at the operator's routes. Starlette's `CORSMiddleware` answers
     preflights and sets CORS headers. Only the operator's routes read cookies (`gateway/operator.py`).
@@ -61,9 +61,15 @@ class SameOrigin:
         """Wrap `app`, which listens on `host`."""
         self._app = app
         self._allowed_origins = settings.cors_origin_names
-        self._open = CORSMiddleware(app, ("*",), _READ, (HEADER,), expose_headers=_EXPOSED)
+        self._open = CORSMiddleware(
+            app, ("*",), _READ_METHODS, (HEADER,), expose_headers=_EXPOSED_HEADERS
+        )
         self._named = CORSMiddleware(
-            app, self._allowed_origins, _USE, _SENT, expose_headers=_EXPOSED
+            app,
+            self._allowed_origins,
+            _CLIENT_METHODS,
+            _CLIENT_HEADERS,
+            expose_headers=_EXPOSED_HEADERS,
         )
         self._public_origin = _origin(settings.public_url)
         self._is_public = reachable_as(host, settings.public_url) is not None
@@ -81,8 +87,8 @@ class SameOrigin:
         headers = Headers(scope=scope)
         is_open = (
             self._is_public
-            and scope["path"] in _OPEN
-            and (scope.get("method") in _READ or _is_preflight(scope, headers))
+            and scope["path"] in _PUBLIC_PATHS
+            and (scope.get("method") in _READ_METHODS or _is_preflight(scope, headers))
         )
         problem = await self._problem(headers, scope, any_origin=is_open)
         if problem is not None:
@@ -100,12 +106,12 @@ class SameOrigin:
         if len(hosts) > 1 or name is None:
             return HttpError(
                 HTTPStatus.BAD_REQUEST,
-                f"The request's Host, {', '.join(hosts)[:_MAX_QUOTED]!r}, is not that of one server.",
+                f"The request's Host, {', '.join(hosts)[:_MAX_QUOTED]!r}, is not one valid host.",
             )
         if origin not in (None, "null") and _origin(origin) is None:
             return HttpError(
                 HTTPStatus.BAD_REQUEST,
-                f"The request's Origin, {origin[:_MAX_QUOTED]!r}, is not that of a web page.",
+                f"The request's Origin, {origin[:_MAX_QUOTED]!r}, is not a valid origin of a web page.",
             )
         if name and not await self._is_ours(name):
             if not _is_address(name):
@@ -118,13 +124,13 @@ class SameOrigin:
             if scope["path"] == _SUBMIT and not _is_reached(name, scope):
                 return HttpError(
                     HTTPStatus.FORBIDDEN,
-                    f"This server does not know {host[:_MAX_QUOTED]!r} as its address, with which those of "
-                    "results would begin. If that is how its users reach it, its operator names it in "
-                    "NDIF_PUBLIC_URL or in NDIF_ALLOWED_HOSTS.",
+                    f"This server does not know {host[:_MAX_QUOTED]!r} as its own address, but the URLs "
+                    "of results would begin with it. If that is how its users reach it, its operator names "
+                    "it in NDIF_PUBLIC_URL or in NDIF_ALLOWED_HOSTS.",
                 )
         if origin is None or any_origin or self._is_same(origin, host):
             return None
-        if origin in self._allowed_origins and not scope["path"].startswith(_OPERATORS):
+        if origin in self._allowed_origins and not scope["path"].startswith(_OPERATOR_PATHS):
             return None
         return HttpError(
             HTTPStatus.FORBIDDEN,
@@ -134,16 +140,15 @@ class SameOrigin:
         )
 
     async def _is_ours(self, name: str) -> bool:
-        """Return True if `name` is one of this server's names."""
         if self._any or name in self._names or name.endswith(self._suffixes) or is_loopback(name):
             return True
         # `getfqdn` may block on DNS.
         return not _is_address(name) and name in await asyncio.to_thread(_machine_names)
 
     def _is_same(self, origin: str, host: str) -> bool:
-        """Return True if a page's origin is the requested host, or the public URL's."""
-        found = _origin(origin)
-        return found is not None and found in (_origin(f"{found[0]}://{host}"), self._public_origin)
+        """Return True if a page's origin equals the requested host's or the public URL's origin."""
+        page = _origin(origin)
+        return page is not None and page in (_origin(f"{page[0]}://{host}"), self._public_origin)
 
 
 def _name_of(host: str) -> str | None:
@@ -176,7 +181,6 @@ def _is_address(name: str) -> bool:
 
 @cache
 def _machine_names() -> frozenset[str]:
-    """Return this machine's host names, as its own resolver reports them."""
     name = socket.gethostname().lower()
     short = name.partition(".")[0]
     return frozenset({name, short, f"{short}.local", socket.getfqdn().lower()})
@@ -187,12 +191,11 @@ def _is_reached(name: str, scope: Scope) -> bool:
     server = scope.get("server")
     if not server:
         return False
-    reached = unmapped(server[0]).partition("%")[0]
-    return _is_address(reached) and ipaddress.ip_address(
+    local_address = unmapped(server[0]).partition("%")[0]
+    return _is_address(local_address) and ipaddress.ip_address(
         unmapped(name.partition("%")[0])
-    ) == ipaddress.ip_address(reached)
+    ) == ipaddress.ip_address(local_address)
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
-    """Return True for a CORS preflight request."""
     return scope.get("method") == "OPTIONS" and "access-control-request-method" in headers

@@ -1,8 +1,8 @@
-"""The user (uid) whose process has the other end of a local connection.
+"""The user (uid) of the process at the other end of a local connection.
 
-`sock_diag(7)` looks up one socket in some 10 µs, however many there are. If it fails, the kernel's list of
-all sockets is read, which takes milliseconds. A socket that its process has closed has no user, though the
-kernel reports root.
+`sock_diag(7)` looks up one socket in about 10 µs, independent of the number of sockets. If it fails, the
+kernel's list of all sockets is read, which takes milliseconds. A socket that its process has closed has no
+user, though the kernel reports root.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SOCK_DIAG = 4
 _BY_FAMILY = 20
 _IS_REQUEST = 1
 _ANY = 0xFFFFFFFF
-_OPEN = (1, 4, 5)
+_OPEN_STATES = (1, 4, 5)
 """TCP states of a socket that a process holds: ESTABLISHED; FIN_WAIT1 and FIN_WAIT2 after `shutdown(2)`."""
 _HEADER = Struct("=IHHII")
 _REQUEST = Struct("=BBBBI")
@@ -37,11 +37,11 @@ def uid_of(client: Address, server: Address) -> int | None:
     """Return the uid of the process with the socket `client`, connected to `server`; None if unknown."""
     ends = (unmapped(client[0]), client[1]), (unmapped(server[0]), server[1])
     try:
-        uid = _ask(*ends)
+        uid = _query_kernel(*ends)
     except (OSError, error):
-        uid = _look_up(*ends)
+        uid = _search_proc(*ends)
     # The kernel reports this uid for every user that is not mapped into this user namespace.
-    return None if uid == _overflow() else uid
+    return None if uid == _overflow_uid() else uid
 
 
 class Peer:
@@ -73,7 +73,7 @@ def unmapped(address: str) -> str:
     return address if mapped is None else str(mapped)
 
 
-def _ask(client: Address, server: Address) -> int | None:
+def _query_kernel(client: Address, server: Address) -> int | None:
     """Look up the socket's uid with `sock_diag(7)`; raise an OSError if the kernel gives no answer."""
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     ends = [
@@ -91,38 +91,38 @@ def _ask(client: Address, server: Address) -> int | None:
         kernel.send(head + body)
         answer = kernel.recv(1 << 13)
     if _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
-        raise OSError("the kernel does not tell")
-    _, state, _, _, found, *_, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+        raise OSError("the kernel gives no answer")
+    _, state, _, _, socket_id, *_, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
     # If there is no such connection, the kernel answers with a listener on the client's port.
-    is_it = state in _OPEN and inode and found.startswith(ports)
-    return int(uid) if is_it else None
+    is_match = state in _OPEN_STATES and inode and socket_id.startswith(ports)
+    return int(uid) if is_match else None
 
 
-def _look_up(client: Address, server: Address) -> int | None:
+def _search_proc(client: Address, server: Address) -> int | None:
     """Look up the socket's uid in `/proc/net/tcp` and `tcp6`, which may be long."""
     for name, prefix in (("tcp", ""), ("tcp6", "::ffff:" if ":" not in client[0] else "")):
         if name == "tcp" and ":" in client[0]:
             continue
-        ends = [f"{_written(prefix + host)}:{port:04X}" for host, port in (client, server)]
+        ends = [f"{_proc_address(prefix + host)}:{port:04X}" for host, port in (client, server)]
         try:
             lines = Path("/proc/net", name).read_text().splitlines()
         except OSError:
             continue
         for line in lines:
             if ends[0] in line and (fields := line.split())[1:3] == ends:
-                is_it = int(fields[3], 16) in _OPEN and fields[9] != "0"
-                return int(fields[7]) if is_it else None
+                is_held = int(fields[3], 16) in _OPEN_STATES and fields[9] != "0"
+                return int(fields[7]) if is_held else None
     return None
 
 
-def _written(host: str) -> str:
+def _proc_address(host: str) -> str:
     """Return an address as `/proc/net/tcp` writes it: 32-bit words in the processor's byte order."""
     packed = ipaddress.ip_address(host).packed
     return "".join(f"{word:08X}" for (word,) in _WORD.iter_unpack(packed))
 
 
 @functools.cache
-def _overflow() -> int:
+def _overflow_uid() -> int:
     try:
         return int(_OVERFLOW.read_text())
     except (OSError, ValueError):

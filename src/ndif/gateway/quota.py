@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KNOWN_S = 10.0
+_CACHED_S = 10.0
 """Seconds for which a user's execution time is cached."""
-_MOST = 4096
+_MAX_CACHED = 4096
 
 
 @dataclass
@@ -41,22 +41,22 @@ class Quota:
     settings: Settings
     perform: Perform
     rates: Rates
-    _ran: TTLCache[str, float] = field(default_factory=lambda: TTLCache(_MOST, _KNOWN_S))
+    _ran_s: TTLCache[str, float] = field(default_factory=lambda: TTLCache(_MAX_CACHED, _CACHED_S))
     """Seconds that each user's blocks ran today."""
     _limits: LRUCache[str, tuple[Mapping[str, Any] | None, KeyLimits]] = field(
-        default_factory=lambda: LRUCache(_MOST)
+        default_factory=lambda: LRUCache(_MAX_CACHED)
     )
-    """By key: the key's own limits, and the result of merging them with the server's."""
+    """By key: the key's own limits, and the result of merging them with the server's limits."""
 
     def __post_init__(self) -> None:
         self._keyless = KeyLimits(queue_depth=self.settings.max_queue_depth)
 
     def limits_of(self, account: Account) -> KeyLimits:
-        """Return the limits of an account, those of the server included."""
+        """Return the limits of an account, merged with the server's limits."""
         if not account.key:
             return self._keyless
-        own, limits = self._limits.get(account.key, (None, self._keyless))
-        if own != account.limits:
+        key_limits, limits = self._limits.get(account.key, (None, self._keyless))
+        if key_limits != account.limits:
             limits = KeyLimits.of(self.settings, account.limits)
             self._limits[account.key] = account.limits, limits
         return limits
@@ -64,50 +64,50 @@ class Quota:
     async def admit(self, account: Account, limits: KeyLimits) -> None:
         """Count a request; raise an `HttpError` (429, with Retry-After) if it exceeds a limit."""
         if limits.requests_per_minute is not None:
-            await self._admit_one(account, limits.requests_per_minute)
+            await self._check_rate(account, limits.requests_per_minute)
         if limits.execution_s_per_day is not None:
-            await self._admit_today(account, limits.execution_s_per_day)
+            await self._check_execution_time(account, limits.execution_s_per_day)
 
-    async def _admit_one(self, account: Account, most: int) -> None:
+    async def _check_rate(self, account: Account, limit: int) -> None:
         try:
-            wait_s = await self.rates.take(account.key, most)
+            wait_s = await self.rates.take(account.key, limit)
         except RatesUnavailableError as error:
             logger.warning("requests are not counted: %s", error)
             return
         if wait_s > 0:
             raise HttpError(
                 429,
-                f"Your API key may send {most} requests a minute, and has sent as many. Wait "
+                f"Your API key may send {limit} requests a minute, and has sent as many. Wait "
                 f"{format_duration(math.ceil(wait_s))}, or send several traces in one `session`.",
                 _retry(wait_s),
             )
 
-    async def _admit_today(self, account: Account, most_s: float) -> None:
+    async def _check_execution_time(self, account: Account, limit_s: float) -> None:
         now = datetime.now(timezone.utc)
         ran_s = await self._ran_today(account.user, now)
-        if ran_s >= most_s:
+        if ran_s >= limit_s:
             midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time())
             wait_s = (midnight.replace(tzinfo=timezone.utc) - now).total_seconds()
             raise HttpError(
                 429,
                 f"Your blocks have run {format_duration(round(ran_s))} today, and may run "
-                f"{format_duration(most_s)} a day. The next day begins at midnight UTC; `ndif usage` or "
+                f"{format_duration(limit_s)} a day. The next day begins at midnight UTC; `ndif usage` or "
                 "GET /usage shows what took the time.",
                 _retry(wait_s),
             )
 
     async def _ran_today(self, user: str, now: datetime) -> float:
-        known = self._ran.get(user)
-        if known is not None:
-            return known
-        asked = GetUsage(by="day", since=now.date().isoformat(), user=user)
+        cached = self._ran_s.get(user)
+        if cached is not None:
+            return cached
+        operation = GetUsage(by="day", since=now.date().isoformat(), user=user)
         try:
-            days = (await self.perform(asked)).usage
+            days = (await self.perform(operation)).usage
         except OperationError as error:
             logger.warning("the execution time of a day is not known: %s", error)
             days = []
         ran_s = float(sum(day.execution_s for day in days))
-        self._ran[user] = ran_s
+        self._ran_s[user] = ran_s
         return ran_s
 
 

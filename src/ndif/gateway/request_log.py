@@ -72,20 +72,20 @@ class RequestLog:
             await refuse(_STOPPED, scope, receive, observe)
         finally:
             address, _ = scope.get("client") or ("", 0)
-            took, method = time.monotonic() - began, scope.get("method", "WebSocket")
+            duration_s, method = time.monotonic() - began, scope.get("method", "WebSocket")
             logger.info(
                 "%s %s %s %s %.3fs",
                 address,
                 method,
                 shown_path(scope["path"]),
                 status or "unanswered",
-                took,
+                duration_s,
             )
             route = metrics.route_label(scope["path"])
-            known = method if method in _METHODS else metrics.OTHER
-            metrics.REQUESTS.labels(route, known, status or "unanswered").inc()
+            label = method if method in _METHODS else metrics.OTHER
+            metrics.REQUESTS.labels(route, label, status or "unanswered").inc()
             if scope["type"] == "http":
-                metrics.REQUEST_SECONDS.labels(route).observe(took)
+                metrics.REQUEST_SECONDS.labels(route).observe(duration_s)
             elif status == _UPGRADED:
                 metrics.WEBSOCKETS.labels(route).dec()
         # Not in `finally`: after an error, uvicorn still logs it under this id.

@@ -67,8 +67,8 @@ _COMPLETED = {
 _RESPONSE = Description(
     "jobs",
     "The last update of a job",
-    "Only jobs that were sent without a live channel (`blocking=False`) are kept for this. A job that is "
-    "not known has an ERROR that says so: clients of 0.8 take 404 for a job that is not there yet.",
+    "Only jobs that were sent without a live channel (`blocking=False`) are kept for this. An unknown "
+    "job is answered with an ERROR, because clients of 0.8 take 404 for a job that is not there yet.",
     answers={200: Answer(JobUpdate, "The job's state.", example=_COMPLETED)},
     parameters=(_ID,),
     refusals={
@@ -82,33 +82,33 @@ _RESPONSE = Description(
 _RESULT = Description(
     "jobs",
     "Download a result",
-    "The whole address comes with COMPLETED. It is signed, and is all that is needed. Where results lie in "
-    "an object store, it is an address of that store instead.",
+    "COMPLETED contains the whole address. It is signed, so no key is needed. If results are in an object "
+    "store, it is an address of that store instead.",
     answers={
         200: Answer(
             {},
             "The result, as `torch.save` wrote it, mostly compressed with zstd.",
             media_types=(BYTES,),
             headers={
-                "Content-Disposition": "Name of the file that a browser makes of it: `ID.pt.zst` if it is "
-                "compressed, else `ID.pt`."
+                "Content-Disposition": "File name for a browser: `ID.pt.zst` if the result is compressed, "
+                "else `ID.pt`."
             },
         ),
         206: Answer(
             {},
-            "The part that was asked for, or several.",
+            "The requested part, or several parts.",
             media_types=(BYTES, "multipart/byteranges"),
         ),
     },
     parameters=(
         _ID,
-        Parameter("expires", "query", "Unix time at which the address ends.", "1785003600"),
+        Parameter("expires", "query", "Unix time at which the address expires.", "1785003600"),
         Parameter("signature", "query", "The server's signature.", "9c1d"),
-        Parameter("once", "query", "There if the result is deleted once it was fetched.", ""),
-        Parameter("Range", "header", "The part that is wanted.", "bytes=0-1023"),
+        Parameter("once", "query", "Present if the result is deleted after it was fetched.", ""),
+        Parameter("Range", "header", "The requested part.", "bytes=0-1023"),
     ),
     refusals={
-        403: "The address is not signed, or its time is over.",
+        403: "The address is not signed, or has expired.",
         404: "The result is gone.",
     },
 )
@@ -132,39 +132,39 @@ class ResponseRoute:
         account = await self.accounts.account(caller_of(http))
         if not is_job_id(request_id):
             return _error(request_id[:64], f"{request_id[:64]!r} is not the id of a job.")
-        kept = await last_response(self.store, request_id)
-        stored = None if kept is None else kept.status
+        last = await last_response(self.store, request_id)
+        stored = None if last is None else last.status
         if stored is None or not stored.terminal:
             update = await self.update_of(request_id, stored)
             if stored not in RUNS or update is not None:
                 # The job may have left the queue, or ended, since the first read.
-                kept = await last_response(self.store, request_id) or kept
-            if update is not None and (kept is None or not kept.status.terminal):
+                last = await last_response(self.store, request_id) or last
+            if update is not None and (last is None or not last.status.terminal):
                 # A stored response may expire before a job that waits or runs for long has ended.
-                kept = (
+                last = (
                     update
-                    if kept is None
-                    else StoredResponse({**kept.fields, **update.fields}, kept.user)
+                    if last is None
+                    else StoredResponse({**last.fields, **update.fields}, last.user)
                 )
-        if kept is None:
+        if last is None:
             # A job is stored before its client learns its id, so it cannot appear later.
             return _error(
                 request_id,
                 f"No job {request_id} is known here. Only jobs sent with blocking=False are kept, for "
                 f"{format_duration(self.store.response_ttl_s)}.",
             )
-        if account.key and kept.user != account.user:
+        if account.key and last.user != account.user:
             raise HttpError(
                 403, f"The job {request_id} is another user's: use the key that sent it."
             )
-        if kept.expires is not None and kept.expires < time.time():
-            until = datetime.fromtimestamp(kept.expires, timezone.utc)
+        if last.expires is not None and last.expires < time.time():
+            until = datetime.fromtimestamp(last.expires, timezone.utc)
             return _error(
                 request_id,
                 f"The result of the job {request_id} was kept until {until:%Y-%m-%d %H:%M} UTC, "
                 f"{format_duration(self.store.ttl_s)} after its end. Send the job again.",
             )
-        return kept.fields
+        return last.fields
 
 
 def _error(request_id: str, reason: str) -> JobUpdate:
@@ -201,8 +201,8 @@ class ResultRoute:
         except FileNotFoundError as error:
             raise HttpError(
                 404,
-                f"There is no result here: results are kept {format_duration(self.store.ttl_s)}, and those "
-                "of a waiting client until it has fetched them.",
+                f"There is no result here: results are kept {format_duration(self.store.ttl_s)}, and a "
+                "result for a waiting client until the client has fetched it.",
             ) from error
         return _ResultFile(path, name, lambda: self.store.fetched(key) if once else None)
 

@@ -1,8 +1,8 @@
 """Browser sessions of operators: a signed cookie that expires, and a CSRF token.
 
-itsdangerous signs. The key is derived from a secret that the server's gateways share: each gateway accepts
-the sessions of the others, and none stores any. The key also depends on the hash of the password: a new
-password ends all sessions.
+itsdangerous signs the cookies. The key is derived from a secret that the server's gateways share, so each
+gateway accepts the sessions of the others, and no gateway stores sessions. The key also depends on the hash
+of the password, so a new password ends all sessions.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Sessions:
         self._cookies = URLSafeTimedSerializer(keys, salt="cookie", signer_kwargs=digest)
         self._tokens = Signer(keys, salt="csrf", **digest)  # type: ignore[arg-type]
         self._life_s = life_s
-        # Browsers share cookies between the ports of a host: each server needs a name of its own.
-        own = derive(shared[0], "operator cookie").hex()[:_NAME_DIGITS]
-        self._name = f"ndif-operator-{own}"
+        # Browsers share cookies between the ports of a host: each server needs its own cookie name.
+        suffix = derive(shared[0], "operator cookie").hex()[:_NAME_DIGITS]
+        self._name = f"ndif-operator-{suffix}"
 
     def begin(self, way: str) -> tuple[Session, str]:
         """Return a new session and the value of its cookie."""
@@ -70,10 +70,10 @@ class Sessions:
         value = connection.cookies.get(self._cookie_name(connection), "")
         return self._read(value) if 0 < len(value) <= _MAX_COOKIE else None
 
-    def is_token_of(self, session: Session, given: str) -> bool:
-        """Return True if `given` is the session's CSRF token."""
+    def is_token_of(self, session: Session, text: str) -> bool:
+        """Return True if `text` is the session's CSRF token."""
         return self._tokens.verify_signature(
-            session.id.encode(), given.encode("ascii", errors="replace")
+            session.id.encode(), text.encode("ascii", errors="replace")
         )
 
     def set_on(self, response: Response, connection: HTTPConnection, value: str) -> None:
@@ -116,5 +116,5 @@ class Sessions:
 
 
 def _is_https(connection: HTTPConnection) -> bool:
-    """Return True if the browser uses TLS, directly or by the word of a trusted proxy."""
+    """Return True if the browser uses TLS, directly or as reported by a trusted proxy."""
     return connection.scope.get("scheme") in ("https", "wss")

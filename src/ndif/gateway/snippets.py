@@ -59,8 +59,8 @@ def snippet(
         "",
         f"model = {kind}({', '.join(arguments)})",
         "",
-        *_prepared(task, structure),
-        f"with model.trace({_given(task, structure)}, remote=True):",
+        *_preparation(task, structure),
+        f"with model.trace({_input(task, structure)}, remote=True):",
         f"    hidden = {place.path}.{place.value('output')}.save()",
         "",
         "print(hidden)",
@@ -68,13 +68,13 @@ def snippet(
     return "\n".join(lines) + "\n"
 
 
-def _prepared(task: str | None, structure: ModelStructure) -> list[str]:
+def _preparation(task: str | None, structure: ModelStructure) -> list[str]:
     if not structure.encoder_decoder:
         return []
     return [f'tokens = model.tokenizer({literal(_PROMPT)}, return_tensors="pt")["input_ids"]', ""]
 
 
-def _given(task: str | None, structure: ModelStructure) -> str:
+def _input(task: str | None, structure: ModelStructure) -> str:
     if structure.encoder_decoder:  # text alone leaves the decoder without input ids
         return '{"input_ids": tokens, "decoder_input_ids": tokens[:, :1]}'
     if task == _MASKS:
@@ -88,17 +88,17 @@ def telling(root: Place) -> Place:
     The main blocks are the equal modules of one container with the most parameters in total. Without such
     blocks, return the root's largest child.
     """
-    best, most = root, 0
+    largest, largest_size = root, 0
     waiting = deque([root])
     while waiting:
         place = waiting.popleft()
         for child in place.children():
             waiting.append(child)
             size = child.node.count * child.node.number
-            if child.node.indices is not None and child.path.endswith("]") and size > most:
-                best, most = child, size
-    if best is root:
+            if child.node.indices is not None and child.path.endswith("]") and size > largest_size:
+                largest, largest_size = child, size
+    if largest is root:
         children = list(root.children())
         return max(children, key=lambda child: child.node.count, default=root)
-    first, last = (best.node.indices or [(0, 0)])[0]
-    return best.at((first + last) // 2)
+    first, last = (largest.node.indices or [(0, 0)])[0]
+    return largest.at((first + last) // 2)

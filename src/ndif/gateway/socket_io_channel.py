@@ -2,8 +2,8 @@
 
 An update is two messages: a packet that announces bytes, and the bytes. python-socketio's client, which
 nnsight 0.6 and 0.7 use, handles every message in a thread of its own, so two messages that arrive together
-may be handled in the wrong order. The client then takes the next packet for the bytes of this one, or drops
-bytes that have no packet yet.
+may be handled in the wrong order. The client then mistakes the next packet for the bytes, or drops bytes
+that have no packet yet.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ndif.tasks import within
 
 _EVENT = "blocking_response"
 """Name of the event that clients of this wire wait for."""
-_ID = 1
+_ACK_ID = 1
 """Socket.IO's acknowledgement id; one suffices, since a client has one unacknowledged packet at a time."""
-_ANNOUNCEMENT: str = packet.Packet(packet.EVENT, [_EVENT, b""], "/", _ID).encode()[0]
+_ANNOUNCEMENT: str = packet.Packet(packet.EVENT, [_EVENT, b""], "/", _ACK_ID).encode()[0]
 _PATIENCE_S = 2.0
 """Seconds to wait for an acknowledgement, in addition to the transfer time of the bytes."""
-_SLOWEST = 1 << 20
+_MIN_RATE = 1 << 20
 """Minimum rate, in bytes per second, at which a client or a proxy is expected to receive."""
-_MOST_WAITING = 64 << 10
+_MAX_WAITING_BYTES = 64 << 10
 """Bytes that may wait here; one larger update may wait, too."""
 _FAREWELL_S = 1.0
 
@@ -59,7 +59,7 @@ class SocketIoChannel:
         self._sid = sid
         self._on_its_way = on_its_way
         self._waiting: deque[bytes] = deque()
-        self._came, self._acknowledged, self._sent, self._taken = (
+        self._arrived, self._acknowledged, self._sent, self._taken = (
             asyncio.Event() for _ in range(4)
         )
         self._sent.set()
@@ -74,11 +74,11 @@ class SocketIoChannel:
             self._waiting.pop()
             frame = joined
         self._waiting.append(frame)
-        self._came.set()
+        self._arrived.set()
 
     async def until_takes_more(self) -> None:
         """Return once at most 64 KiB of updates wait here."""
-        while sum(map(len, self._waiting)) > _MOST_WAITING:
+        while sum(map(len, self._waiting)) > _MAX_WAITING_BYTES:
             self._taken.clear()
             await self._taken.wait()
 
@@ -93,7 +93,7 @@ class SocketIoChannel:
 
     async def run(self) -> None:
         """Send updates until cancelled."""
-        await self._came.wait()
+        await self._arrived.wait()
         await self._announce()
         while True:
             while self._waiting:
@@ -101,16 +101,16 @@ class SocketIoChannel:
                 self._taken.set()
                 await self._send(frame)
             self._sent.set()
-            self._came.clear()
-            await self._came.wait()
+            self._arrived.clear()
+            await self._arrived.wait()
 
     async def _send(self, frame: bytes) -> None:
         """Send an update's bytes, repeatedly until the client acknowledges them, then announce the next."""
         await self._message(frame)
-        patience, is_repeated, comes = _PATIENCE_S + len(frame) / _SLOWEST, False, False
+        patience, is_repeated, is_moving = _PATIENCE_S + len(frame) / _MIN_RATE, False, False
         while not await self._is_acknowledged(patience):
-            came_just_now, comes = comes, self._on_its_way() > 0
-            if comes or came_just_now:  # a slow connection: the bytes may not have arrived yet
+            was_moving, is_moving = is_moving, self._on_its_way() > 0
+            if is_moving or was_moving:  # a slow connection: the bytes may not have arrived yet
                 continue
             await self._message(frame)
             patience, is_repeated = patience * 2, True

@@ -57,15 +57,15 @@ _MAX_QUOTED = 100
 _SUBMIT = Description(
     "jobs",
     "Submit a job",
-    "The body is that of nnsight 0.8 (multipart: `data`, an envelope, and `blob`, the payload) or of 0.6 "
-    "and 0.7 (the payload, beside headers). The payload is what the client's nnsight made of the block, "
-    "mostly compressed with zstd; nothing here reads it.",
-    "The job is accepted. It is not lost from here on.",
+    "nnsight 0.8 sends a multipart body: `data`, an envelope, and `blob`, the payload. 0.6 and 0.7 send "
+    "the payload as the body, and the envelope in headers. The payload is the block as the client's "
+    "nnsight serialised it, mostly compressed with zstd; the gateway does not read it.",
+    "The job is accepted and will not be lost.",
     parameters=(
         Parameter(
             "nnsight-version",
             "header",
-            "Version of the client's nnsight: the block runs with that. Only 0.8 may leave it out.",
+            "Version of the client's nnsight; the block runs with its generation. Only 0.8 may omit it.",
             "0.8.1",
         ),
         Parameter("python-version", "header", "Version of the client's Python.", "3.11.2"),
@@ -73,7 +73,7 @@ _SUBMIT = Description(
         Parameter(
             "nnsight-compress",
             "header",
-            "0.6 and 0.7: `True` if the payload is compressed and the result is to be.",
+            "0.6 and 0.7: `True` if the payload is compressed and the result should be compressed, too.",
             "True",
             {"enum": ["True", "False"]},
         ),
@@ -86,7 +86,7 @@ _SUBMIT = Description(
         Parameter(
             "ndif-callback",
             "header",
-            "0.6 and 0.7: an address that is told of the job's end.",
+            "0.6 and 0.7: address of a webhook or mail at the job's end.",
             "https://lab.example.org/done",
         ),
     ),
@@ -121,7 +121,7 @@ _SUBMIT = Description(
         409: "The live channel that the request names is not open.",
         413: "The body is too large.",
         429: "Too many wrong keys, or too much is on its way from this address.",
-        503: "The server takes no more at the moment.",
+        503: "The server cannot accept requests at the moment.",
     },
     needs="key",
 )
@@ -131,8 +131,8 @@ _SUBMIT = Description(
 class SubmitRoute:
     """Accepts requests of both wires.
 
-    Looks up the account of the API key, has the wire's module read the submission, checks it against the
-    installed runtimes and the catalogue of models, and submits the request to the broker. The payload is
+    Looks up the account of the API key, and reads the submission with the wire's module. Then checks it
+    against the installed runtimes and the catalogue of models, and submits it to the broker. The payload is
     never parsed here.
     """
 
@@ -229,7 +229,6 @@ class SubmitRoute:
     async def _read_payload(
         self, body: AsyncIterator[list[bytes]], payload: IncomingPayload
     ) -> None:
-        """Read a body that is the payload alone."""
         async for chunks in body:
             for chunk in chunks:
                 payload.add(chunk)
@@ -275,23 +274,23 @@ class SubmitRoute:
         return subscription_id
 
     async def _model(self, text: str, generation: str, account: Account) -> ModelKey:
-        """Return the server's key of the model that a client's key names; raise if it is not served."""
+        """Return the server's key of the model that a client's key names, or raise an `HttpError`."""
         try:
             key = ModelKey.parse(text)
         except ValueError as error:
             raise HttpError(400, str(error)) from error
-        if why := explain_class(key, generation):
-            raise HttpError(400, why)
-        known = await self.catalogue.models()
-        model = known.admit(
+        if problem := explain_class(key, generation):
+            raise HttpError(400, problem)
+        models = await self.catalogue.models()
+        model = models.admit(
             key, generation, hotswapping=account.hotswapping, gated=account.gated, keep=False
         )
-        only = model.deployment.runtime
-        if only is not None and only != generation:
+        required = model.deployment.runtime
+        if required is not None and required != generation:
             raise HttpError(
                 400,
-                f"{model.config.repo_id!r} is served to nnsight {only} alone, not to {generation}. On your "
-                f"side run `pip install '{SUPPORTED.get(only, f'nnsight=={only}.*')}'`.",
+                f"{model.config.repo_id!r} is served to nnsight {required} alone, not to {generation}. On "
+                f"your side run `pip install '{SUPPORTED.get(required, f'nnsight=={required}.*')}'`.",
             )
         return model.key
 
@@ -319,7 +318,7 @@ class SubmitRoute:
             # The operator may have added the runtime since the last look.
             self._installed = self.runtimes.installed()
         installed = self._installed
-        served = ", ".join(sorted(r.version for r in installed.values()))
+        served = ", ".join(sorted(runtime.version for runtime in installed.values()))
         if generation is None:
             raise HttpError(
                 400,
@@ -334,11 +333,11 @@ class SubmitRoute:
                     "modified?",
                 )
             return generation
-        add = f", or ask its operator to run `ndif runtime add {generation}`"
+        advice = f", or ask its operator to run `ndif runtime add {generation}`"
         raise HttpError(
             400,
             f"This server serves nnsight {served}; yours is {version[:_MAX_QUOTED]}. On your side run "
-            f"`pip install '{SUPPORTED[_NEWEST]}'`{add if generation in SUPPORTED else ''}.",
+            f"`pip install '{SUPPORTED[_NEWEST]}'`{advice if generation in SUPPORTED else ''}.",
         )
 
 
@@ -356,11 +355,11 @@ def _refuse_unreadable(payload: Payload, *, compressed: bool) -> None:
 
 def _release(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version; without any, a number greater than every version."""
-    found = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9})*)", version)
-    return tuple(map(int, found[1].split("."))) if found else (10**9,)
+    match = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9})*)", version)
+    return tuple(map(int, match[1].split("."))) if match else (10**9,)
 
 
 def _traceparent(http: HttpRequest) -> str:
     """Return the request's `traceparent`, or "" if it is malformed or missing."""
-    given = http.headers.get("traceparent", "")
-    return given if _TRACEPARENT.fullmatch(given) else ""
+    traceparent = http.headers.get("traceparent", "")
+    return traceparent if _TRACEPARENT.fullmatch(traceparent) else ""

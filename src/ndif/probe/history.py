@@ -1,4 +1,4 @@
-"""Outcomes of a server's own probes of the last day, and their summary."""
+"""Outcomes of a server's own probes in the last day, and their summary."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ndif.schema.server_state import Probe, PublicProbe
 from ndif.schema.states import ProbeKind
 
 _KEPT_S = 24 * 3600.0
-_MOST = 1440
-"""One a minute for a day."""
+_MAX_COUNTED = 1440
+"""One outcome per minute for a day."""
 _DIGITS = 4
 
 
@@ -33,7 +33,7 @@ class ProbeHistory:
     """Unix seconds of the last outcome."""
     up: bool | None = None
     """True if the last counted outcome is a success; None before the first."""
-    _counted: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_MOST))
+    _counted: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_MAX_COUNTED))
 
     def record(self, outcome: ProbeOutcome, now: float) -> None:
         """Add an outcome; LOADING and UNSUPPORTED count neither as up nor as down."""
@@ -68,14 +68,14 @@ class Histories:
     """The histories of all probed targets; they last as long as the leader's process."""
 
     now: Callable[[], float] = time.time
-    _of: dict[Target, ProbeHistory] = field(default_factory=dict)
+    _by_target: dict[Target, ProbeHistory] = field(default_factory=dict)
 
     def of(self, target: Target, withdrawals: int = 0) -> ProbeHistory:
         """Return the history of a target; discard its first value if `withdrawals` has changed.
 
         An operator who evicts a model may deploy another one under the same name.
         """
-        history = self._of.setdefault(target, ProbeHistory(withdrawals=withdrawals))
+        history = self._by_target.setdefault(target, ProbeHistory(withdrawals=withdrawals))
         if history.withdrawals != withdrawals:
             history.first, history.withdrawals = None, withdrawals
         return history
@@ -84,26 +84,26 @@ class Histories:
         """Return the first value of a target, else of its model in another generation, else None."""
         values = [
             history.first
-            for other, history in self._of.items()
+            for other, history in self._by_target.items()
             if other.label == target.label and history.first is not None
         ]
-        own = self._of[target].first if target in self._of else None
+        own = self._by_target[target].first if target in self._by_target else None
         return own or next(iter(values), None)
 
     def keep(self, targets: Collection[Target]) -> None:
         """Forget all other targets."""
-        for gone in self._of.keys() - set(targets):
-            del self._of[gone]
+        for target in self._by_target.keys() - set(targets):
+            del self._by_target[target]
 
     def public(self, target: Target) -> PublicProbe | None:
         """Return the public summary of a target; None if it was not probed."""
-        history = self._of.get(target)
+        history = self._by_target.get(target)
         return None if history is None else history.public(self.now())
 
     def for_operator(self, target: Target) -> Probe | None:
         """Return the summary of a target with the reason of a failure; None if it was not probed."""
-        found = self.public(target)
-        if found is None:
+        summary = self.public(target)
+        if summary is None:
             return None
-        last = self._of[target].last
-        return project(Probe, found, reason=(last.reason if last else "") or None)
+        last = self._by_target[target].last
+        return project(Probe, summary, reason=(last.reason if last else "") or None)

@@ -48,8 +48,8 @@ class Value:
         if distance <= allowed * max(spread, abs(mean), 1e-9):
             return None
         return (
-            f"The value is another than in the first probe of this model: it is {distance:.3g} away, and "
-            f"its numbers spread over {spread:.3g}."
+            f"The value differs from the first probe of this model: the distance is {distance:.3g}, and "
+            f"the numbers spread over {spread:.3g}."
         )
 
 

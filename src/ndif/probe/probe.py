@@ -22,21 +22,21 @@ from ndif.sizes import format_size
 from ndif.tasks import end, reap, within
 
 _MODULE = "ndif.probe.trace"
-_LONGEST_ANSWER = 1 << 16
-_LAST_ERRORS = 4096
+_MAX_ANSWER_BYTES = 1 << 16
+_MAX_ERROR_BYTES = 4096
 """Bytes kept of the end of standard error, to explain why a process ended."""
 _MAX_REASON = 500
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-_WAY = (
+_NETWORK_VARIABLES = (
     *(*_PROXIES, *map(str.upper, _PROXIES)),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
-"""Environment variables of proxies and certificates, which reach servers on other machines."""
+"""Environment variables of proxies and certificates, for servers on other machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model and the generation in which it is probed."""
+    """A model and the generation of its probe's client."""
 
     repo_id: str
     revision: str | None
@@ -61,7 +61,7 @@ async def probe(
 
     The client keeps the model's config and tokenizer in `cache`. The process group is killed after
     `timeout_s` seconds or on cancellation. The client unpickles data from the machine that ran the model.
-    Therefore it has no secrets of this process, and reaches only its own files if the kernel allows that.
+    So it gets no secrets of this process and, if the kernel supports that, reaches only its own files.
     """
     model = target.repo_id, target.revision, target.task
     question = Question(url, key, str(cache), *model, timeout_s)
@@ -70,19 +70,19 @@ async def probe(
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        limit=_LONGEST_ANSWER,
+        limit=_MAX_ANSWER_BYTES,
         env=variables_of_client(runtime, url),
         start_new_session=True,
     )
     try:
-        said = await within(_converse(process, question), timeout_s)
+        answer = await within(_converse(process, question), timeout_s)
     except asyncio.TimeoutError:
         return ProbeOutcome(
             ProbeKind.TIMEOUT, f"No value came within {format_duration(timeout_s)}."
         )
     finally:
-        await _end(process)
-    return _outcome(*said)
+        await _kill_group(process)
+    return _outcome(*answer)
 
 
 def variables_of_client(runtime: Runtime, url: str) -> dict[str, str]:
@@ -90,42 +90,43 @@ def variables_of_client(runtime: Runtime, url: str) -> dict[str, str]:
 
     A server on another machine may need a proxy, or certificates of a private authority.
     """
-    known = for_untrusted(environment(runtime))
+    variables = for_untrusted(environment(runtime))
     if is_loopback(urlsplit(url).hostname or ""):
-        return known
-    return {**known, **{name: os.environ[name] for name in _WAY if name in os.environ}}
+        return variables
+    return {
+        **variables,
+        **{name: os.environ[name] for name in _NETWORK_VARIABLES if name in os.environ},
+    }
 
 
 async def _converse(process: asyncio.subprocess.Process, question: Question) -> tuple[bytes, str]:
-    """Send a question; return the line that answers it, or an empty one and the end of standard error."""
+    """Send a question; return the answer's line, or an empty one and the end of standard error."""
     writer, reader, errors = process.stdin, process.stdout, process.stderr
     if writer is None or reader is None or errors is None:
         raise TypeError("the process has no pipes")
-    saying = asyncio.create_task(_last_of(errors), name="errors of a probe")
+    reading = asyncio.create_task(_read_tail(errors), name="errors of a probe")
     try:
         line = b""
         with contextlib.suppress(ConnectionError):  # the process has ended
             writer.write(to_json(question) + b"\n")
             await writer.drain()
             line = await reader.readline()
-        return line, "" if line else await saying
+        return line, "" if line else await reading
     except ValueError:
         # The process may still be writing, so its standard error may never end.
-        return b"", f"its line is longer than {format_size(_LONGEST_ANSWER)}"
+        return b"", f"its line is longer than {format_size(_MAX_ANSWER_BYTES)}"
     finally:
-        await end([saying])
+        await end([reading])
 
 
-async def _last_of(reader: asyncio.StreamReader) -> str:
-    """Read to the end of the stream, and return its last part."""
+async def _read_tail(reader: asyncio.StreamReader) -> str:
     last = b""
-    while read := await reader.read(_LAST_ERRORS):
-        last = (last + read)[-_LAST_ERRORS:]
+    while read := await reader.read(_MAX_ERROR_BYTES):
+        last = (last + read)[-_MAX_ERROR_BYTES:]
     return last.decode(errors="replace")
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process with its process group, and reap it."""
+async def _kill_group(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await reap(process)
@@ -137,5 +138,5 @@ def _outcome(line: bytes, errors: str) -> ProbeOutcome:
         outcome = from_json(ProbeOutcome, line)
         return replace(outcome, reason=outcome.reason[:_MAX_REASON])
     lines = [text for text in map(str.strip, errors.splitlines()) if text]
-    why = f": {lines[-1]}" if lines else ""
-    return ProbeOutcome(ProbeKind.ERROR, f"The client ended without an answer{why}"[:_MAX_REASON])
+    cause = f": {lines[-1]}" if lines else ""
+    return ProbeOutcome(ProbeKind.ERROR, f"The client ended without an answer{cause}"[:_MAX_REASON])

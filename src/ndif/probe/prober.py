@@ -26,7 +26,7 @@ _LOADING_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A model that should serve a generation, with its current state."""
+    """A model that should serve a generation, and the model's current state."""
 
     target: Target
     serves: bool
@@ -41,13 +41,13 @@ class Watched:
 class Prober:
     """Probes every watched model once per interval, and records the outcomes.
 
-    Never runs two probes at once: they are spread over the interval. A model that does not serve gets no
-    trace, which would load it; while it is loading, this is no failure. In the queue, all probes together
-    count as one user.
+    Never runs two probes at once: probes are spread over the interval. A model that does not serve gets no
+    trace, because a trace would load it. A model that is being loaded does not count as failed. All probes
+    together count as one user of the queue.
     """
 
     watched: Callable[[], Sequence[Watched]]
-    """Returns the models to probe, which should serve now."""
+    """Returns the models that should serve now."""
     runtimes: Callable[[], Mapping[str, Runtime]]
     url: str
     key: str = field(repr=False)
@@ -68,59 +68,61 @@ class Prober:
         with TemporaryDirectory(prefix="ndif-probe-", ignore_cleanup_errors=True) as cache:
             while True:
                 began, watched = loop.time(), list(self.watched())
-                self._keep({each.target for each in watched})
+                self._forget_others({model.target for model in watched})
                 if watched:
-                    await self._take_turn(watched, Path(cache))
+                    await self._probe_next(watched, Path(cache))
                 pause_s = self.interval_s / max(1, len(watched))
                 await asyncio.sleep(max(0.0, began + pause_s - loop.time()))
 
-    async def _take_turn(self, watched: Sequence[Watched], cache: Path) -> None:
+    async def _probe_next(self, watched: Sequence[Watched], cache: Path) -> None:
         """Probe the model whose last probe is the oldest."""
-        one = min(watched, key=lambda each: self._last_probed.get(each.target, 0.0))
-        self._last_probed[one.target] = asyncio.get_running_loop().time()
+        model = min(watched, key=lambda candidate: self._last_probed.get(candidate.target, 0.0))
+        self._last_probed[model.target] = asyncio.get_running_loop().time()
         try:
-            outcome = await self.probe(one, cache)
+            outcome = await self.probe(model, cache)
         except Exception:
-            logger.exception("%s could not be probed", one.target.label)
+            logger.exception("%s could not be probed", model.target.label)
         else:
-            self._record(one, outcome)
+            self._record(model, outcome)
 
-    async def probe(self, one: Watched, cache: Path) -> ProbeOutcome:
+    async def probe(self, model: Watched, cache: Path) -> ProbeOutcome:
         """Return the outcome for a model now; send a trace only if the model serves."""
-        target = one.target
-        history = self.histories.of(target, one.withdrawals)
+        target = model.target
+        history = self.histories.of(target, model.withdrawals)
         runtime = self.runtimes().get(target.generation)
-        if one.trust_remote_code:
+        if model.trust_remote_code:
             return ProbeOutcome(
                 ProbeKind.UNSUPPORTED, "Its client would run the repository's own code."
             )
-        if not one.serves or runtime is None:
-            return self._not_serving(one)
+        if not model.serves or runtime is None:
+            return self._not_serving(model)
         self._loading.pop(target, None)
         first = history.first or self.histories.first_of(target)
-        found = await probe(target, runtime, self.url, self.key, cache, self.timeout_s)
-        outcome = found.against(first)
+        probed = await probe(target, runtime, self.url, self.key, cache, self.timeout_s)
+        outcome = probed.against(first)
         if not outcome.failed or outcome.kind is ProbeKind.WRONG:
             return outcome
         # The probe may have failed only because its replica was restarted, evicted or lost.
-        now = next((each for each in self.watched() if each.target == target), None)
-        if now is None:
+        current = next(
+            (candidate for candidate in self.watched() if candidate.target == target), None
+        )
+        if current is None:
             return ProbeOutcome(ProbeKind.LOADING, "The model was evicted.")
-        return outcome if now.serves else self._not_serving(now)
+        return outcome if current.serves else self._not_serving(current)
 
-    def _not_serving(self, one: Watched) -> ProbeOutcome:
+    def _not_serving(self, model: Watched) -> ProbeOutcome:
         now = asyncio.get_running_loop().time()
-        if one.problem is not None:
-            return ProbeOutcome(ProbeKind.DOWN, one.problem)
-        took_s = now - self._loading.setdefault(one.target, now)
+        if model.problem is not None:
+            return ProbeOutcome(ProbeKind.DOWN, model.problem)
+        took_s = now - self._loading.setdefault(model.target, now)
         if took_s < self.loading_s:
             return ProbeOutcome(ProbeKind.LOADING, "The model is being loaded.")
-        taken = format_duration(round(took_s))
-        return ProbeOutcome(ProbeKind.DOWN, f"The model has been loading for {taken}.")
+        duration = format_duration(round(took_s))
+        return ProbeOutcome(ProbeKind.DOWN, f"The model has been loading for {duration}.")
 
-    def _record(self, one: Watched, outcome: ProbeOutcome) -> None:
-        target = one.target
-        self.histories.of(target, one.withdrawals).record(outcome, self.histories.now())
+    def _record(self, model: Watched, outcome: ProbeOutcome) -> None:
+        target = model.target
+        self.histories.of(target, model.withdrawals).record(outcome, self.histories.now())
         metrics.probed(target.label, target.generation, outcome.kind.value, outcome.seconds)
         if outcome.failed:
             logger.warning(
@@ -128,9 +130,8 @@ class Prober:
                 *(target.label, target.generation, outcome.kind.value, outcome.reason),
             )
 
-    def _keep(self, targets: set[Target]) -> None:
-        """Forget the models that should no longer serve."""
+    def _forget_others(self, targets: set[Target]) -> None:
         self.histories.keep(targets)
-        for remembered in (self._loading, self._last_probed):
-            for gone in remembered.keys() - targets:
-                del remembered[gone]
+        for times in (self._loading, self._last_probed):
+            for target in times.keys() - targets:
+                del times[target]

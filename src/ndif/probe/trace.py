@@ -22,16 +22,16 @@ from ndif.schema.states import ProbeKind
 
 _PROMPT = "The Eiffel Tower is in the city of"
 _GENERATES = ("text-generation", None)
-"""Tasks of models that predict the next token; None where the server does not know the task yet."""
+"""Tasks of models that predict the next token; None if the server does not know the task yet."""
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 _SAMPLES, _TOP = 64, 5
 _GRACE_S = 5.0
 _MAX_REASON = 500
 """Maximum length of an error message that is passed on."""
 _EXACT_TOLERANCE, _HALF_TOLERANCE = 1e-3, 3e-2
-"""Differences of a whole model between devices, in dtypes of 32 and of 16 bits."""
+"""Tolerances for a whole model on different devices, in dtypes of 32 and of 16 bits."""
 _HALF_ROUNDING = 1e-2
-"""Rounding difference of one product in dtypes of 16 bits."""
+"""Tolerance for one product in dtypes of 16 bits."""
 
 
 def main() -> None:
@@ -51,11 +51,11 @@ def main() -> None:
         HF_HOME=question.cache,
         HF_HUB_OFFLINE="0",
     )
-    own = filter(None, map(os.environ.get, _CERTIFICATES))
-    confine_client(Path(question.cache), map(Path, own))
+    certificates = filter(None, map(os.environ.get, _CERTIFICATES))
+    confine_client(Path(question.cache), map(Path, certificates))
     try:
         outcome = _probe(question)
-    except Exception as error:  # a user would have got the same error
+    except Exception as error:  # a user's trace would fail with the same error
         outcome = ProbeOutcome(ProbeKind.ERROR, _sentence(error))
     print(to_json(outcome).decode(), file=answers, flush=True)
 
@@ -78,14 +78,14 @@ def _probe(question: Question) -> ProbeOutcome:
     saved = _predict(model) if predicts else _output(model)
     took_s = time.perf_counter() - prepared
     value = _value(saved)
-    why = _why_wrong(saved, value if predicts else None)
-    if why is not None:
-        return ProbeOutcome(ProbeKind.WRONG, why, took_s)
+    problem = _why_wrong(saved, value if predicts else None)
+    if problem is not None:
+        return ProbeOutcome(ProbeKind.WRONG, problem, took_s)
     return ProbeOutcome(ProbeKind.OK, seconds=took_s, value=value)
 
 
 def _predict(model: Any) -> dict[str, Any]:
-    """Return scores of the next token, with the rows of the head that gave the best ones."""
+    """Return scores of the next token, and the head's rows for the best scores."""
     count, samples = _TOP, _SAMPLES
     with model.trace(_PROMPT, remote=True):
         hidden = model.lm_head.input[0, -1].cpu().save()
@@ -163,7 +163,7 @@ def _why_wrong(saved: Mapping[str, Any], prediction: Value | None) -> str | None
     if not math.isnan(worst) and worst <= 0:
         return None
     return (
-        "The predicted scores are not those of the hidden state beside them: they differ by up to "
+        "The predicted scores do not match the hidden state of the same answer: they differ by up to "
         f"{differences.max().item():.3g}."
     )
 

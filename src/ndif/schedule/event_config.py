@@ -27,11 +27,11 @@ _RESERVED = {
 }
 """Settings that an event may not give, with reasons: the author of an event may not be an operator."""
 
-_LONGEST = 4_000
-_MOST_BRACKETS = 50
+_MAX_LENGTH = 4_000
+_MAX_BRACKETS = 50
 """The time to read YAML grows with the square of its nesting."""
 
-_MOST_NAMES = 20
+_MAX_NAMES = 20
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _HTML = re.compile(r"<(br|p|div|span|html-blob|ul|ol|li|b|i|u|a)\b", re.IGNORECASE)
 _BREAK = re.compile(r"<(br|/?p|/?div|/?li|/?ul|/?ol|/?html-blob)\b[^<>]*>", re.IGNORECASE)
@@ -48,17 +48,17 @@ class EventConfigError(ValueError):
 def config_for(event: CalendarEvent, deployments: Sequence[DeploymentConfig]) -> DeploymentConfig:
     """Return the deployment that an event asks for, with missing settings from `deployments`."""
     fields = _fields(event.description)
-    given = fields.pop("repo_id", None)
-    if given is not None and not isinstance(given, str):
-        raise EventConfigError(f"has a repo_id that is no text: {quoted(given)}")
+    repo_id = fields.pop("repo_id", None)
+    if repo_id is not None and not isinstance(repo_id, str):
+        raise EventConfigError(f"has a repo_id that is no text: {quoted(repo_id)}")
     if fields.get("dedicated") is True:
         del fields["dedicated"]
-    name = (given or event.summary).strip()
-    for field, why in _RESERVED.items():
+    name = (repo_id or event.summary).strip()
+    for field, reason in _RESERVED.items():
         if field in fields:
-            raise EventConfigError(f"gives {field}, but {why}")
+            raise EventConfigError(f"gives {field}, but {reason}")
     base = _base(name, deployments)
-    if base is None and given is None and not re.search(r"[/{]", name):
+    if base is None and repo_id is None and not re.search(r"[/{]", name):
         raise EventConfigError("names no model: call it by a repo id, like openai-community/gpt2")
     try:
         return replace(parse_deployment(name, fields, base), dedicated=True)
@@ -73,10 +73,13 @@ def _base(name: str, deployments: Sequence[DeploymentConfig]) -> DeploymentConfi
     except ValueError:
         return None
     if "{" in name:
-        return next((each for each in deployments if explain_mismatch(each, key) is None), None)
+        return next(
+            (deployment for deployment in deployments if explain_mismatch(deployment, key) is None),
+            None,
+        )
     # A bare name matches a model at any revision, and first of all one without a revision.
-    known = [each for each in deployments if each.repo_id.lower() == name.lower()]
-    return min(known, key=lambda each: each.revision is not None, default=None)
+    named = [deployment for deployment in deployments if deployment.repo_id.lower() == name.lower()]
+    return min(named, key=lambda deployment: deployment.revision is not None, default=None)
 
 
 def _fields(description: str) -> dict[str, Any]:
@@ -84,21 +87,23 @@ def _fields(description: str) -> dict[str, Any]:
     text = _plain(description)
     names = _FIELD.findall(text)
     if not text.startswith("{") and not any(name == closest_setting(name) for name in names):
-        # No setting is spelt right, so this is prose, unless every line looks like a setting.
+        # No setting is spelt correctly, so the text is prose, unless every line looks like a setting.
         lines = [line for line in text.splitlines() if line.strip()]
         if len(names) != len(lines) or not any(
-            closest_setting(name) for name in names[:_MOST_NAMES]
+            closest_setting(name) for name in names[:_MAX_NAMES]
         ):
             return {}
-    if len(text) > _LONGEST or sum(map(text.count, "[{")) > _MOST_BRACKETS:
-        raise EventConfigError("has settings in its description, but too much of them")
-    try:
-        aliases = any(isinstance(each, yaml.AliasEvent) for each in yaml.parse(text, _Loader))
-        fields = None if aliases else yaml.load(text, _Loader)  # noqa: S506 - it is a safe one
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        why = getattr(error, "problem", error)
+    if len(text) > _MAX_LENGTH or sum(map(text.count, "[{")) > _MAX_BRACKETS:
         raise EventConfigError(
-            f"has settings in its description that are no YAML: {why}"
+            "has settings in its description that are too long or too deeply nested"
+        )
+    try:
+        has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader))
+        fields = None if has_aliases else yaml.load(text, _Loader)  # noqa: S506 - it is a safe one
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = getattr(error, "problem", error)
+        raise EventConfigError(
+            f"has settings in its description that are no YAML: {problem}"
         ) from error
     if not isinstance(fields, Mapping):
         raise EventConfigError("has settings in its description that are no plain mapping")

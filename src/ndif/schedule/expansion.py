@@ -1,4 +1,4 @@
-"""Expansion of an iCalendar text (RFC 5545) into occurrences, by libraries in a process with limits.
+"""Expansion of an iCalendar text (RFC 5545) into occurrences, in a process with limits.
 
     python -m ndif.schedule.expansion ZONE SINCE UNTIL < calendar.ics > expansion.json
 
@@ -41,7 +41,7 @@ MEMORY_BYTES = 512 * 1024**2
 LOCAL = "local"
 """The zone of the machine's own clock."""
 
-_SHOWN = 80
+_MAX_SHOWN = 80
 """Maximum characters of a calendar's text in a message."""
 _MARGIN = timedelta(days=1)
 _DATES = ("DTSTART", "DTEND", "RECURRENCE-ID", "RDATE", "EXDATE")
@@ -105,11 +105,11 @@ class Expansion:
 
     def to_json(self) -> str:
         """Serialise; `from_json` is the inverse."""
-        distinct = dict.fromkeys(each.event for each in self.occurrences)
+        distinct = dict.fromkeys(occurrence.event for occurrence in self.occurrences)
         index = {event: position for position, event in enumerate(distinct)}
         occurrences = [
-            (index[each.event], each.start.timestamp(), each.end.timestamp())
-            for each in self.occurrences
+            (index[occurrence.event], occurrence.start.timestamp(), occurrence.end.timestamp())
+            for occurrence in self.occurrences
         ]
         events = [asdict(event) for event in index]
         return json.dumps({"events": events, "occurrences": occurrences, "problems": self.problems})
@@ -117,15 +117,18 @@ class Expansion:
     @classmethod
     def from_json(cls, text: str | bytes) -> Expansion:
         """Read the output of `main`; raise CalendarError if it contains an error."""
-        found = json.loads(text)
-        if "error" in found:
-            raise CalendarError(found["error"])
-        events = [CalendarEvent(**event) for event in found["events"]]
+        document = json.loads(text)
+        if "error" in document:
+            raise CalendarError(document["error"])
+        events = [CalendarEvent(**event) for event in document["events"]]
         occurrences = (
-            Occurrence(events[index], *(datetime.fromtimestamp(at, timezone.utc) for at in span))
-            for index, *span in found["occurrences"]
+            Occurrence(
+                events[index],
+                *(datetime.fromtimestamp(timestamp, timezone.utc) for timestamp in span),
+            )
+            for index, *span in document["occurrences"]
         )
-        return cls(tuple(occurrences), tuple(found["problems"]))
+        return cls(tuple(occurrences), tuple(document["problems"]))
 
 
 def main() -> None:
@@ -156,13 +159,13 @@ def expand(
     """
     ends_at = clock.process_time() + limits.all_cpu_s
     calendars = _parse(content)
-    found: list[Occurrence] = []
+    occurrences: list[Occurrence] = []
     problems: list[str] = []
     if name := _text(calendars[0], "X-WR-TIMEZONE"):
         try:
             zone = ZoneInfo(name)
         except (ValueError, OSError, LookupError):
-            problems.append(f"The calendar's own time zone, {name[:_SHOWN]!r}, is not known.")
+            problems.append(f"The calendar's own time zone, {name[:_MAX_SHOWN]!r}, is not known.")
     series: dict[str, list[Any]] = defaultdict(list)
     events = (event for calendar in calendars for event in calendar.walk("VEVENT"))
     for number, event in enumerate(events):
@@ -170,22 +173,20 @@ def expand(
     skipped = 0
     for uid, events_of_series in series.items():
         left_s = min(limits.series_cpu_s, ends_at - clock.process_time())
-        if left_s <= 0 or len(found) >= limits.occurrences:
+        if left_s <= 0 or len(occurrences) >= limits.occurrences:
             skipped += 1
             continue
         try:
             with _cpu_time(left_s):
-                found += _occurrences(uid, events_of_series, zone, (since, until), problems)
+                occurrences += _occurrences(uid, events_of_series, zone, (since, until), problems)
         except _CpuTimeError:
             problems.append(f"{_name(events_of_series[0])} repeats too often to be followed.")
         except Exception as error:  # library code on untrusted text
             problems.append(f"{_name(events_of_series[0])} cannot be read ({error}).")
     if skipped:
-        problems.append(
-            f"The calendar repeats too much: {skipped:,} of its events are not looked at."
-        )
-    found.sort(key=lambda each: (each.start, each.event.uid))
-    return Expansion(tuple(found), tuple(problems))
+        problems.append(f"The calendar repeats too much: {skipped:,} of its events are skipped.")
+    occurrences.sort(key=lambda occurrence: (occurrence.start, occurrence.event.uid))
+    return Expansion(tuple(occurrences), tuple(problems))
 
 
 class _Parser(CalendarIcalParser):  # type: ignore[misc]
@@ -222,11 +223,11 @@ def _parse(content: bytes) -> list[Any]:
     text = content.decode("utf-8-sig", errors="replace").strip("\ufeff \t\r\n")
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text[:15].upper().startswith("BEGIN:VCALENDAR"):
-        start = text.split("\n", 1)[0][:_SHOWN]
+        start = text.split("\n", 1)[0][:_MAX_SHOWN]
         raise CalendarError(f"it is no calendar: it begins with {start!r}")
     if not text.upper().endswith("END:VCALENDAR"):
         raise CalendarError("it is cut off: it does not end with END:VCALENDAR")
-    tzp.use(_Zones())  # and forget the zones of another calendar
+    tzp.use(_Zones())  # also drops the zones of an earlier calendar
     try:
         calendars: list[Any] = _Parser(text, ComponentFactory(), TypesFactory()).parse()
     except Exception as error:  # library code on untrusted text
@@ -235,7 +236,7 @@ def _parse(content: bytes) -> list[Any]:
         raise CalendarError("it is cut off: not every part of it ends")
     scale = _text(calendars[0], "CALSCALE")
     if scale.upper() not in ("", "GREGORIAN"):
-        raise CalendarError(f"its days are not Gregorian, but {scale[:_SHOWN]!r}")
+        raise CalendarError(f"its days are not Gregorian, but {scale[:_MAX_SHOWN]!r}")
     return calendars
 
 
@@ -251,7 +252,7 @@ def _text(component: Any, name: str) -> str:
 def _name(event: Any) -> str:
     """Return the subject of a sentence about an event."""
     text = " ".join(_text(event, "SUMMARY").split())
-    short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    short = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
     start = next(iter(_values(event, "DTSTART")), None)
     day = ""
     if isinstance(start, vBroken):
@@ -262,7 +263,10 @@ def _name(event: Any) -> str:
 
 
 def _checked_dates(event: Any) -> list[Any]:
-    """Return every date of an event; raise `_EventError` where libraries report errors badly or never."""
+    """Return every date of an event.
+
+    Raise an `_EventError` for errors that libraries report badly or never.
+    """
     if "EXRULE" in event:
         raise _EventError("has an EXRULE, which is no longer part of the format: use EXDATE")
     if "DTSTART" not in event:
@@ -277,7 +281,7 @@ def _checked_dates(event: Any) -> list[Any]:
     if _is_cancelled(event):
         return dates
     if "DTEND" not in event and isinstance(event.get("DURATION"), vBroken):
-        raise _EventError("has a DURATION that is none")
+        raise _EventError("has a DURATION that is not valid")
     if not {"DTEND", "DURATION"} & event.keys() and isinstance(event["DTSTART"].dt, datetime):
         raise _EventError("has no end")
     try:
@@ -293,13 +297,16 @@ def _dates(event: Any) -> list[Any]:
     for name in _DATES:
         for value in _values(event, name):
             if isinstance(value, vBroken):
-                raise _EventError(f"has a {name} that is no date: {str(value)[:_SHOWN]!r}")
-            each = getattr(value, "dts", [value])
-            moment, zone = each[0].dt, value.params.get("TZID")
+                raise _EventError(f"has a {name} that is no date: {str(value)[:_MAX_SHOWN]!r}")
+            entries = getattr(value, "dts", [value])
+            moment, zone = entries[0].dt, value.params.get("TZID")
             if zone and isinstance(moment, datetime) and moment.tzinfo is None:
-                raise _EventError(f"is in the time zone {str(zone)[:_SHOWN]!r}, which is not known")
+                raise _EventError(
+                    f"is in the time zone {str(zone)[:_MAX_SHOWN]!r}, which is not known"
+                )
             if name != "EXDATE" or isinstance(moment, datetime):
-                dates += each  # an EXDATE of a day stays a day: it excludes all starts in that day
+                # An EXDATE of a day stays a day: it excludes all starts in that day.
+                dates += entries
     return dates
 
 
@@ -307,7 +314,7 @@ def _check_rules(event: Any) -> None:
     """Raise `_EventError` for a recurrence rule that cannot be followed."""
     for rule in _values(event, "RRULE"):
         if isinstance(rule, vBroken):
-            raise _EventError(f"has a rule that is not valid: {str(rule)[:_SHOWN]!r}")
+            raise _EventError(f"has a rule that is not valid: {str(rule)[:_MAX_SHOWN]!r}")
         if unknown := sorted(rule.keys() - _RULE_PARTS):
             raise _EventError(f"has a rule with {unknown[0]}, which is not supported")
         if not rule.get("FREQ"):
@@ -322,80 +329,82 @@ def _is_cancelled(event: Any) -> bool:
 
 def _occurrences(
     uid: str,
-    events: Sequence[Any],
-    days: tzinfo,
+    components: Sequence[Any],
+    day_zone: tzinfo,
     period: tuple[datetime, datetime],
     problems: list[str],
 ) -> list[Occurrence]:
-    """Return the occurrences of the events of one UID; whole days and floating times are in zone `days`.
+    """Return the occurrences of the events of one UID; days and floating times are in `day_zone`.
 
-    The library gets naive times in the zone of the series. With zones, it compares times of different zones
-    wrongly, and UNTIL in the wrong zone.
+    The library gets naive times in the zone of the series. With aware times, it compares times of different
+    zones wrongly, and UNTIL in the wrong zone.
     """
-    good = []
-    for event in events:
+    readable = []
+    for component in components:
         try:
-            good.append((event, _checked_dates(event)))
+            readable.append((component, _checked_dates(component)))
         except _EventError as error:
-            problems.append(f"{_name(event)} {error}.")
-    masters = [event for event, _ in good if "RECURRENCE-ID" not in event]
-    master = max(masters, key=lambda event: event["SEQUENCE"], default=good[0][0] if good else None)
+            problems.append(f"{_name(component)} {error}.")
+    masters = [event for event, _ in readable if "RECURRENCE-ID" not in event]
+    master = max(
+        masters, key=lambda event: event["SEQUENCE"], default=readable[0][0] if readable else None
+    )
     if master is None or (masters and _is_cancelled(master)):
         return []
-    zone = getattr(master["DTSTART"].dt, "tzinfo", None) or days
+    zone = getattr(master["DTSTART"].dt, "tzinfo", None) or day_zone
 
     def wall(moment: Any) -> Any:
-        if isinstance(moment, timedelta):  # of a period
+        if isinstance(moment, timedelta):  # the duration of a period
             return moment
         if not isinstance(moment, datetime):
             moment = datetime.combine(moment, time())
-        aware = moment if moment.tzinfo else moment.replace(tzinfo=days)
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=day_zone)
         return aware.astimezone(zone).replace(tzinfo=None)
 
     def utc(moment: datetime) -> datetime:
         return moment.replace(tzinfo=zone).astimezone(timezone.utc)
 
-    texts = _adapters(uid, good, wall, utc, problems)
-    if not texts:
+    events = _adapters(uid, readable, wall, utc, problems)
+    if not events:
         return []
-    found = []
+    occurrences = []
     since, until = period
-    series = recurring_ical_events.Series(list(texts))
+    series = recurring_ical_events.Series(list(events))
     # The margin covers differences between wall clocks; below, absolute times decide.
-    for each in series.between(wall(since) - _MARGIN, wall(until) + _MARGIN):
-        text, start, end = texts[each._adapter], utc(each.start), utc(each.end)
-        if text is not None and start < end and start < until and since < end:
-            found.append(Occurrence(text, start, end))
-    return found
+    for repetition in series.between(wall(since) - _MARGIN, wall(until) + _MARGIN):
+        event, start, end = events[repetition._adapter], utc(repetition.start), utc(repetition.end)
+        if event is not None and start < end and start < until and since < end:
+            occurrences.append(Occurrence(event, start, end))
+    return occurrences
 
 
 def _adapters(
     uid: str,
-    good: Sequence[tuple[Any, list[Any]]],
+    readable: Sequence[tuple[Any, list[Any]]],
     wall: Callable[[Any], Any],
     utc: Callable[[datetime], datetime],
     problems: list[str],
 ) -> dict[Any, CalendarEvent | None]:
     """Return the library's adapters of events, in naive times, with their texts; None if cancelled."""
-    texts: dict[Any, CalendarEvent | None] = {}
-    for event, dates in good:
-        for each in dates:
-            each.dt = tuple(map(wall, each.dt)) if isinstance(each.dt, tuple) else wall(each.dt)
+    events: dict[Any, CalendarEvent | None] = {}
+    for event, dates in readable:
+        for value in dates:
+            value.dt = tuple(map(wall, value.dt)) if isinstance(value.dt, tuple) else wall(value.dt)
         for rule in _values(event, "RRULE"):
             if "UNTIL" in rule:
-                rule["UNTIL"] = [_last(moment, wall) for moment in rule["UNTIL"]]
+                rule["UNTIL"] = [_last_moment(moment, wall) for moment in rule["UNTIL"]]
         adapter = recurring_ical_events.EventAdapter(event)
         if _is_cancelled(event):
-            texts[adapter] = None
+            events[adapter] = None
         elif utc(adapter.raw_start) < utc(adapter.raw_end):
             summary, description = _text(event, "SUMMARY").strip(), _text(event, "DESCRIPTION")
-            texts[adapter] = CalendarEvent(uid, summary, description, _name(event))
+            events[adapter] = CalendarEvent(uid, summary, description, _name(event))
         else:
             problems.append(f"{_name(event)} ends when or before it starts.")
-    return texts
+    return events
 
 
-def _last(until: date, wall: Callable[[datetime], datetime]) -> datetime:
+def _last_moment(until: date, wall: Callable[[datetime], datetime]) -> datetime:
     """Return the last moment of a rule; an UNTIL that is a day includes the whole day."""
     if isinstance(until, datetime):
         return wall(until) if until.tzinfo else until

@@ -25,7 +25,7 @@ class Window:
     start: datetime
     end: datetime
     event: str
-    """Summary of the event; if adjacent events were joined, of the first."""
+    """Summary of the event; if adjacent events were joined, the first event's summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +39,30 @@ class Schedule:
 
     def windows(self, start: datetime, end: datetime) -> tuple[Window, ...]:
         """Return the windows of every model that overlap the time from `start` to before `end`."""
-        found = [
+        windows = [
             window
             for timeline in self.timelines
-            for window in takewhile(lambda each: each.start < end, _after(timeline, start))
+            for window in takewhile(
+                lambda candidate: candidate.start < end, _ending_after(timeline, start)
+            )
         ]
-        return tuple(sorted(found, key=lambda each: (each.start, str(each.config.key))))
+        return tuple(sorted(windows, key=lambda window: (window.start, str(window.config.key))))
 
     def dedicated_at(self, now: datetime) -> tuple[Window, ...]:
-        """Return the windows that are open at that moment."""
+        """Return the windows that are open at `now`."""
         return self.windows(now, now + _INSTANT)
 
     def next_change(self, now: datetime) -> datetime | None:
-        """Return the time of the next change of `dedicated_at`; None if none is left in the schedule."""
-        coming = (next(_after(timeline, now), None) for timeline in self.timelines)
-        changes = (each.start if each.start > now else each.end for each in coming if each)
+        """Return the time of the next change of `dedicated_at`; None if the schedule has no more."""
+        upcoming = (next(_ending_after(timeline, now), None) for timeline in self.timelines)
+        changes = (
+            window.start if window.start > now else window.end for window in upcoming if window
+        )
         return min(changes, default=None)
 
 
-def _after(timeline: Sequence[Window], moment: datetime) -> Iterator[Window]:
-    """Yield the windows of a timeline that end after that moment."""
-    first = bisect_right(timeline, moment, key=lambda each: each.end)
+def _ending_after(timeline: Sequence[Window], moment: datetime) -> Iterator[Window]:
+    first = bisect_right(timeline, moment, key=lambda window: window.end)
     return (timeline[index] for index in range(first, len(timeline)))
 
 
@@ -73,10 +76,12 @@ def make_schedule(expansion: Expansion, deployments: Sequence[DeploymentConfig])
     """
     problems = [*expansion.problems]
     claims = _claims(expansion.occurrences, deployments, problems)
-    timelines = tuple(tuple(_settled(each, problems)) for each in claims)
+    timelines = tuple(
+        tuple(_settle_overlaps(claims_of_model, problems)) for claims_of_model in claims
+    )
     if len(problems) > _MOST_PROBLEMS:
-        more = len(problems) - _MOST_PROBLEMS
-        problems[_MOST_PROBLEMS:] = [f"And {more:,} more like these."]
+        omitted = len(problems) - _MOST_PROBLEMS
+        problems[_MOST_PROBLEMS:] = [f"And {omitted:,} more like these."]
     return Schedule(timelines, tuple(problems))
 
 
@@ -109,20 +114,22 @@ def _claims(
     return list(claims.values())
 
 
-def _settled(claims: Sequence[_Claim], problems: list[str]) -> Iterator[Window]:
+def _settle_overlaps(claims: Sequence[_Claim], problems: list[str]) -> Iterator[Window]:
     """Yield one model's windows: overlaps settled, adjacent windows with the same settings joined."""
     reported: set[tuple[str, str]] = set()
-    times = sorted({t for each in claims for t in (each.occurrence.start, each.occurrence.end)})
-    coming = deque(claims)
+    times = sorted(
+        {moment for claim in claims for moment in (claim.occurrence.start, claim.occurrence.end)}
+    )
+    upcoming = deque(claims)
     active: list[_Claim] = []
     window: Window | None = None
     for now in times:
-        while coming and coming[0].occurrence.start <= now:
+        while upcoming and upcoming[0].occurrence.start <= now:
             _drop_ended(active, now)
             if active:
-                _report_conflict(active[-1], coming[0], reported, problems)
+                _report_conflict(active[-1], upcoming[0], reported, problems)
             # Claims are in order of their start, so the last active claim applies.
-            active.append(coming.popleft())
+            active.append(upcoming.popleft())
         _drop_ended(active, now)
         holder = active[-1] if active else None
         if window is not None and (holder is None or holder.config != window.config):
@@ -141,12 +148,12 @@ def _report_conflict(
     before: _Claim, after: _Claim, reported: set[tuple[str, str]], problems: list[str]
 ) -> None:
     """Report, once per pair of events, that they ask for different settings of one model at one time."""
-    one, other = before.occurrence.event, after.occurrence.event
-    pair = (one.uid, other.uid)
+    first, second = before.occurrence.event, after.occurrence.event
+    pair = (first.uid, second.uid)
     if before.config == after.config or pair in reported:
         return
     reported.add(pair)
-    names = [event.name.removeprefix("The event ") for event in (one, other)]
+    names = [event.name.removeprefix("The event ") for event in (first, second)]
     differ = [
         field.name
         for field in fields(DeploymentConfig)
@@ -155,5 +162,5 @@ def _report_conflict(
     problems.append(
         f"{after.config.repo_id} is scheduled with different {' and '.join(differ)} at the same time, "
         f"{after.occurrence.start:%Y-%m-%d %H:%M} UTC, by {names[0]} and by {names[1]}: "
-        "the one that starts later holds."
+        "the event that starts later applies."
     )

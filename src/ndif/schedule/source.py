@@ -47,7 +47,7 @@ class _SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """A calendar's content, and a mark of its version: file facts, or headers of the next request."""
+    """A calendar's content, and a mark of its version: file facts, or headers for the next request."""
 
     content: bytes
     mark: object
@@ -98,7 +98,7 @@ class ScheduleSource:
         timeout_s: float = _TIMEOUT_S,
         expand: Expand = expand_in_process,
     ) -> None:
-        """Set the zone of days and floating times to `zone`, or `expansion.LOCAL` for the machine's own."""
+        """Use `zone` for days and floating times; `expansion.LOCAL` is the machine's own zone."""
         self.deployments = deployments
         """Deployments that complete the settings of events; may be replaced at any time."""
         self.problems: tuple[str, ...] = ()
@@ -113,31 +113,33 @@ class ScheduleSource:
         self._path = Path(file).expanduser()
         self.name = f"{scheme}://{split.hostname}/…" if scheme else str(self._path)
         """The address without its secret part."""
-        self._good: _Fetched | None = None
-        self._good_at: datetime | None = None
+        self._last_good: _Fetched | None = None
+        self._last_good_at: datetime | None = None
         self._expansion: Expansion | None = None
         self._expanded_at: datetime | None = None
         self._schedule = Schedule()
         self._completed_by: Sequence[DeploymentConfig] | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def refresh(self, now: datetime) -> Schedule:
         """Return the schedule at the address, or the last good one if it cannot be read; set `problems`."""
-        async with self._one_at_a_time:
+        async with self._lock:
             failure = await self._failure(self._renew(now))
-            if failure is not None and self._good is not None:
+            if failure is not None and self._last_good is not None:
                 # Renews a stale expansion of the last good calendar; if this fails, the old one stays.
-                await self._failure(self._expand(self._good, now))
+                await self._failure(self._expand(self._last_good, now))
             deployments = self.deployments
             if self._expansion is not None and self._completed_by != deployments:
-                made = await asyncio.to_thread(make_schedule, self._expansion, deployments)
-                self._schedule, self._completed_by = made, deployments
+                schedule = await asyncio.to_thread(make_schedule, self._expansion, deployments)
+                self._schedule, self._completed_by = schedule, deployments
             self.problems = self._schedule.problems
             if failure is not None:
-                held = "no model is dedicated by it"
-                if self._good_at:
-                    held = f"that of {self._good_at:%Y-%m-%d %H:%M %Z} still holds"
-                problem = f"The schedule at {self.name} cannot be read ({failure}): {held}."
+                consequence = "no model is dedicated by it"
+                if self._last_good_at:
+                    consequence = (
+                        f"the schedule of {self._last_good_at:%Y-%m-%d %H:%M %Z} still applies"
+                    )
+                problem = f"The schedule at {self.name} cannot be read ({failure}): {consequence}."
                 self.problems = (problem, *self.problems)
             return self._schedule
 
@@ -146,7 +148,7 @@ class ScheduleSource:
         fetching = self._download(url) if url else asyncio.to_thread(self._open)
         fetched = await within(fetching, self._timeout_s)
         await self._expand(fetched, now)
-        self._good, self._good_at = fetched, now
+        self._last_good, self._last_good_at = fetched, now
 
     async def _failure(self, work: Awaitable[None]) -> str | None:
         """Await `work`; return the reason if a calendar cannot be fetched or expanded, else None."""
@@ -164,8 +166,8 @@ class ScheduleSource:
 
     async def _expand(self, fetched: _Fetched, now: datetime) -> None:
         """Expand a calendar, unless it is unchanged and its expansion is recent."""
-        same = self._good is not None and self._good.content == fetched.content
-        if same and self._expanded_at is not None and abs(now - self._expanded_at) < _STALE:
+        is_unchanged = self._last_good is not None and self._last_good.content == fetched.content
+        if is_unchanged and self._expanded_at is not None and abs(now - self._expanded_at) < _STALE:
             return
         span = now - BEHIND, now + AHEAD
         self._expansion = await self._expand_calendar(fetched.content, self._zone, *span)
@@ -176,8 +178,8 @@ class ScheduleSource:
         try:
             facts = self._path.stat()
             mark = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
-            if self._good is not None and self._good.mark == mark:
-                return self._good
+            if self._last_good is not None and self._last_good.mark == mark:
+                return self._last_good
             if not stat.S_ISREG(facts.st_mode):
                 raise _SourceError("it is not a file")
             with self._path.open("rb") as file:
@@ -188,24 +190,28 @@ class ScheduleSource:
 
     async def _download(self, url: str) -> _Fetched:
         headers = {"Accept": "text/calendar, */*;q=0.1"}
-        good = self._good
-        if good is not None and isinstance(good.mark, dict):
-            headers |= good.mark
+        last_good = self._last_good
+        if last_good is not None and isinstance(last_good.mark, dict):
+            headers |= last_good.mark
         async with (
             httpx.AsyncClient(timeout=self._timeout_s, follow_redirects=True) as client,
             client.stream("GET", url, headers=headers) as answer,
         ):
-            if answer.status_code == httpx.codes.NOT_MODIFIED and good is not None:
-                return good
+            if answer.status_code == httpx.codes.NOT_MODIFIED and last_good is not None:
+                return last_good
             if answer.status_code != httpx.codes.OK:
                 raise _SourceError(f"HTTP {answer.status_code} {answer.reason_phrase}".strip())
             content = bytearray()
-            async for part in answer.aiter_bytes():
-                content += part
+            async for chunk in answer.aiter_bytes():
+                content += chunk
                 if len(content) > _MAX_BYTES:
                     break
-        asked = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-Since"}
-        mark = {asked[name]: answer.headers[name] for name in asked if name in answer.headers}
+        request_names = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-Since"}
+        mark = {
+            request_names[name]: answer.headers[name]
+            for name in request_names
+            if name in answer.headers
+        }
         return _Fetched(_bounded(bytes(content)), mark)
 
 
