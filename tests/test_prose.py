@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import pytest
 
 import ndif
 
@@ -48,6 +52,107 @@ def test_docstrings_name_their_subject() -> None:
         if first_word(text) in FORBIDDEN_FIRST_WORDS
     ]
     assert not riddles, "\n".join(riddles)
+
+
+SUBJECT = re.compile(
+    r"(?:^|[.:;!?]\s+|,\s+(?:and|but|or)\s+)(?:what|who|whoever|whatever|whichever|those)\b", re.I
+)
+"""A sentence or clause whose subject is a pronoun for a noun that the reader has to guess."""
+RIDDLE = re.compile(
+    r"\b(?:(?:is|are|was|were) to be had|has it that|(?:of|with|by|from|for|to|in|at) (?:what|whom|whose)"
+    r"|of which|in which it|those (?:that|which|who|of)|whoever|nobody's|not un\w+)\b",
+    re.I,
+)
+MAX_WORDS = 30
+NAMELESS = frozenset(
+    ("each", "one", "found", "known", "told", "it", "what", "those", "seen", "said", "made", "done")
+)
+"""Names of variables that say nothing about their values."""
+
+
+def comments_of(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the first line and the text of each comment, whose lines belong together."""
+    first, lines, last = 0, list[str](), -1
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            if lines and token.start[0] != last + 1:
+                yield first, " ".join(lines)
+                lines = []
+            first = first if lines else token.start[0]
+            last = token.start[0]
+            lines.append(token.string.lstrip("#: "))
+    if lines:
+        yield first, " ".join(lines)
+
+
+def sentences_of(text: str) -> Iterator[str]:
+    """Yield the sentences, clauses before a colon or semicolon, and list items of a text without blocks."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for sentence in re.split(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*[-*|] ", prose):
+        yield " ".join(sentence.split())
+
+
+def riddles_in(text: str) -> Iterator[str]:
+    """Yield the reason and the sentence for each sentence that a reader has to read twice."""
+    for sentence in sentences_of(text):
+        if match := SUBJECT.search(sentence) or RIDDLE.search(sentence):
+            yield f"{match[0].strip()!r}: {sentence}"
+        elif len(sentence.split()) > MAX_WORDS:
+            yield f"{len(sentence.split())} words: {sentence}"
+
+
+def test_sentences_have_nouns_as_subjects_and_at_most_30_words() -> None:
+    riddles = [
+        f"{file.relative_to(ROOT)}:{line}: {riddle}"
+        for file in FILES
+        for line, text in (*docstrings_of(file), *comments_of(file.read_text()))
+        for riddle in riddles_in(text)
+    ]
+    assert not riddles, "\n".join(riddles)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Return the nodes. Those that are full are left out.", True),
+        ("Limits of a key, of which none is required.", True),
+        ("A number of GPUs is to be had.", True),
+        ("word " * 31, True),
+        ("Return the nodes that are not full.\n\n- One is chosen; the others wait.", False),
+        ("Whose turn it is follows from `weight`: " + "word " * 25, False),
+    ],
+)
+def test_checker_finds_riddles(text: str, found: bool) -> None:
+    assert bool([*riddles_in(text)]) is found
+
+
+def bound_names(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each variable and parameter; fields of classes may be wire names."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef):
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign):
+                    field.target = ast.Constant(None)  # type: ignore[assignment]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+
+
+def test_variables_are_named_for_their_values() -> None:
+    nameless = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in FILES
+        for line, name in bound_names(file)
+        if name in NAMELESS
+    ]
+    assert not nameless, "\n".join(nameless)
+
+
+def test_checker_finds_nameless_variables(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("class A:\n    done: int\ndef f(it):\n    [each for each in it]\n    b = 1\n")
+    assert sorted(name for _, name in bound_names(file)) == ["b", "each", "it"]
 
 
 Method = ast.FunctionDef | ast.AsyncFunctionDef
