@@ -44,9 +44,10 @@ async def within(work: Awaitable[T], seconds: float | None) -> T:
 
 
 async def apart(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a library's `work`, run as its own task so that it cannot lose a cancellation.
+    """Return the result of a library's `work`, run as its own task.
 
-    The library's `asyncio.wait_for` may lose one. The caller is cancelled once `work` has ended.
+    If the caller is cancelled, cancel `work`, wait for its end and raise `CancelledError`, even if the
+    library's `asyncio.wait_for` loses the cancellation.
     """
     task = asyncio.create_task(work)
     try:

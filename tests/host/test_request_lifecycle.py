@@ -720,7 +720,7 @@ def hasty() -> Iterator[None]:
     """Shorten waits of seconds."""
     with (
         patch.object(queue_lifecycle, "_CHECK_S", BRIEFLY_S / 10),
-        patch.object(redis_broker, "_LOOK_S", BRIEFLY_S),
+        patch.object(redis_broker, "_POLL_S", BRIEFLY_S),
         patch.object(redis_broker, "_INHERIT_S", BRIEFLY_S),
         patch.object(redis_broker, "_BLOCK_MS", 20),
         patch.object(remote_actor, "_LOOK_S", BRIEFLY_S),

@@ -299,7 +299,7 @@ async def test_replayed_trusted_job_runs_only_once(redis: RedisServer, tmp_path:
 async def test_next_leader_does_not_run_replayed_trusted_job(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polled: bool
 ) -> None:
-    monkeypatch.setattr(broker_module, "_LOOK_S", SOON_S / 5)
+    monkeypatch.setattr(broker_module, "_POLL_S", SOON_S / 5)
     async with a_world(redis, tmp_path) as world:
         client = await world.gateway.subscribe()
         subscription_id = None if polled else client.id

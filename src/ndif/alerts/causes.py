@@ -229,15 +229,15 @@ def _models(observation: ServerObservation, undecided: set[Key]) -> Iterator[Cau
             sentence = f"{subject} should have {_replicas(model.desired_replicas)} and has none."
             yield Cause(Kind.NO_REPLICA, subject, sentence, observation.at)
         elif (probe := model.probe) and probe.up is False:
-            yield from _probe(subject, probe, undecided)
+            yield from _failed_probe(subject, probe, undecided)
 
 
 def _is_loading(model: ModelState) -> bool:
     return any(replica.state == "DEPLOYING" for replica in model.replicas)
 
 
-def _probe(subject: str, probe: Probe, undecided: set[Key]) -> Iterator[Cause]:
-    """Yield the failure of a model's last probe; without an outcome, add the cause to `undecided`."""
+def _failed_probe(subject: str, probe: Probe, undecided: set[Key]) -> Iterator[Cause]:
+    """Yield the cause of a failed probe; a probe that had no result adds its cause to `undecided`."""
     if probe.outcome in (ProbeKind.LOADING, ProbeKind.UNSUPPORTED):
         undecided.add(Key(Kind.PROBE, subject))
         return

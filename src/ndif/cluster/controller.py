@@ -272,15 +272,16 @@ class Controller:
             provided.append(ProvisionResult(replica_ids, problem, decision.evictions))
         return provided
 
-    async def _decide(self, requests: Mapping[ReplicaRequest, int]) -> Decision:
-        """Return a decision that evicts only used replicas, unless a demand is dedicated.
+    async def _decide(self, size_by_request: Mapping[ReplicaRequest, int]) -> Decision:
+        """Return a decision for requests and the sizes of their models, in bytes.
 
-        Otherwise two models could evict each other repeatedly without running a request.
+        Unless a demand is dedicated, wait until each replica that it evicts has run a request, and decide
+        again. Otherwise two models could evict each other repeatedly without running a request.
         """
         while True:
             demands = [
                 request.demand(size, self._files_on.get(request.model.key, frozenset()))
-                for request, size in requests.items()
+                for request, size in size_by_request.items()
                 if not request.void
             ]
             if not self._uses_placement:

@@ -227,7 +227,7 @@ class ObjectStoreSettings(Group):
     """Verification of the S3 server's certificate: true, false, or a file of certificate authorities."""
 
     @model_validator(mode="after")
-    def _has_keys(self) -> Self:
+    def _require_keys_of_store(self) -> Self:
         keys = (self.object_store_access_key, self.object_store_secret_key.get_secret_value())
         if self.object_store_url and not all(keys):
             raise ValueError(

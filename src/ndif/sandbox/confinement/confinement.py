@@ -336,7 +336,7 @@ def _loaded_elsewhere(folders: Iterable[Path]) -> Iterator[Path]:
 def _libraries(folders: Iterable[Path]) -> Iterator[Path]:
     """Yield the folder of each loaded library, which may load its neighbours later.
 
-    From a folder outside `folders` and the system's, only the libraries are yielded.
+    Instead of a folder outside `folders` and the system's, yield the `*.so*` files in it.
     """
     roots = (*folders, *map(Path, (*_LIBRARY_ROOTS, sys.prefix, sys.base_prefix)))
     for folder in set(library_folders()):
