@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ndif.tasks import apart
+from ndif.tasks import in_own_task
 from tests.on_loop import on_loop
 from tests.waiting import PATIENCE_S
 
@@ -24,7 +24,7 @@ async def test_cancellation_at_moment_of_answer_is_not_lost() -> None:
         return await asyncio.wait_for(answer, 10)
 
     async def work() -> None:
-        await apart(library())
+        await in_own_task(library())
         await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
@@ -47,7 +47,7 @@ async def test_cancelled_library_call_ends_before_its_caller() -> None:
             await asyncio.sleep(0.05)
             ended.set()
 
-    task = asyncio.create_task(apart(library()))
+    task = asyncio.create_task(in_own_task(library()))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -62,9 +62,9 @@ async def test_apart_passes_on_result_and_error() -> None:
             raise ConnectionResetError("gone")
         return 3
 
-    assert await apart(library(False)) == 3
+    assert await in_own_task(library(False)) == 3
     with pytest.raises(ConnectionResetError, match="gone"):
-        await apart(library(True))
+        await in_own_task(library(True))
 
 
 def test_abandoned_thread_does_not_delay_process_exit() -> None:

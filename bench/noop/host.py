@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from ndif.net import STOP_SIGNALS, answers
+from ndif.net import STOP_SIGNALS, is_serving
 from ndif.schema.deployment import DeploymentConfig
 from ndif.server.process_config import ProcessConfig
 from ndif.server.supervised import Supervisor
@@ -48,7 +48,7 @@ async def serve(folder: Path) -> None:
         )
         supervisor = Supervisor(stopping)
         try:
-            await supervisor.start(processes, lambda: answers(HOST, port))
+            await supervisor.start(processes, lambda: is_serving(HOST, port))
             if not stopping.is_set():
                 print(port, flush=True)
                 await supervisor.wait()

@@ -112,7 +112,7 @@ def listen(host: str, port: int | None, advice: str = _PORT_ADVICE) -> socket.so
     raise StartError(f"No port from {_FIRST_PORT} on is free.")
 
 
-def answers(host: str, port: int) -> bool:
+def is_serving(host: str, port: int) -> bool:
     """Return True if `GET /ping` at the address answers 200, as a server of this program does."""
     import httpx
 

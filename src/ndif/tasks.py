@@ -43,7 +43,7 @@ async def within(work: Awaitable[T], seconds: float | None) -> T:
         return await work
 
 
-async def apart(work: Coroutine[Any, Any, T]) -> T:
+async def in_own_task(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of a library's `work`, run as its own task.
 
     If the caller is cancelled, cancel `work`, wait for its end and raise `CancelledError`, even if the
@@ -57,7 +57,7 @@ async def apart(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-def aside(work: Callable[[], T]) -> asyncio.Future[T]:
+def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in a daemon thread, which does not delay the exit of the process; return its future."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # a cancelled caller does not stop the thread

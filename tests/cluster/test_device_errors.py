@@ -16,7 +16,14 @@ from ndif.cluster.controller import Controller
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Models
 from ndif.control.state import node_state
-from ndif.host.device_errors import MOST, REST_S, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
+from ndif.host.device_errors import (
+    COOLDOWN_S,
+    MAX_ERRORS,
+    WINDOW_S,
+    DeviceErrors,
+    DeviceFailure,
+    Withdrawal,
+)
 from ndif.host.evaluation import Measured
 from ndif.host.port import FailedDeviceError, Progress, Respond, ServedModel
 from ndif.placement.cluster import Cluster
@@ -46,26 +53,28 @@ def after(*times: float, of: str = "GPU-1") -> DeviceErrors:
 
 def test_three_errors_within_ten_minutes_withdraw_gpu() -> None:
     assert after(0, 300).withdrawn(301) == {}
-    assert after(0, 300, WITHIN_S).withdrawn(WITHIN_S) == {
-        "GPU-1": Withdrawal(WITHIN_S + REST_S, ECC)
+    assert after(0, 300, WINDOW_S).withdrawn(WINDOW_S) == {
+        "GPU-1": Withdrawal(WINDOW_S + COOLDOWN_S, ECC)
     }
-    assert after(0, 300, WITHIN_S + 1).withdrawn(WITHIN_S + 1) == {}
+    assert after(0, 300, WINDOW_S + 1).withdrawn(WINDOW_S + 1) == {}
 
 
 def test_withdrawn_gpu_returns_after_rest_with_cleared_count() -> None:
     errors = after(0, 1, 2)
-    assert errors.withdrawn(2 + REST_S - 1)
-    assert errors.withdrawn(2 + REST_S) == {}
-    again = errors.noted(["GPU-1"], ECC, 2 + REST_S)
-    assert again.withdrawn(2 + REST_S) == {}
+    assert errors.withdrawn(2 + COOLDOWN_S - 1)
+    assert errors.withdrawn(2 + COOLDOWN_S) == {}
+    again = errors.noted(["GPU-1"], ECC, 2 + COOLDOWN_S)
+    assert again.withdrawn(2 + COOLDOWN_S) == {}
 
 
 def test_errors_are_counted_per_gpu() -> None:
     errors = after(0, 1).noted(["GPU-1", "GPU-2"], "CUDA error: unknown error", 2)
-    assert errors.withdrawn(3) == {"GPU-1": Withdrawal(2 + REST_S, "CUDA error: unknown error")}
+    assert errors.withdrawn(3) == {"GPU-1": Withdrawal(2 + COOLDOWN_S, "CUDA error: unknown error")}
 
 
-@given(st.lists(st.floats(0, 2 * (WITHIN_S + REST_S)), max_size=12), st.floats(0, 10 * REST_S))
+@given(
+    st.lists(st.floats(0, 2 * (WINDOW_S + COOLDOWN_S)), max_size=12), st.floats(0, 10 * COOLDOWN_S)
+)
 def test_gpu_is_withdrawn_exactly_during_rest_after_third_error(
     times: list[float], later: float
 ) -> None:
@@ -73,10 +82,10 @@ def test_gpu_is_withdrawn_exactly_during_rest_after_third_error(
     now = max(times, default=0.0) + later
     thirds = [
         last
-        for first, last in zip(times, times[MOST - 1 :], strict=False)
-        if last - first <= WITHIN_S
+        for first, last in zip(times, times[MAX_ERRORS - 1 :], strict=False)
+        if last - first <= WINDOW_S
     ]
-    assert bool(after(*times).withdrawn(now)) == any(now < last + REST_S for last in thirds)
+    assert bool(after(*times).withdrawn(now)) == any(now < last + COOLDOWN_S for last in thirds)
 
 
 # Withdrawn GPUs in the cluster
@@ -210,7 +219,7 @@ async def test_withdrawn_gpu_returns_to_placement_after_rest() -> None:
     for _ in range(3):
         await world.deploy()
     assert world.controller.cluster.nodes["n1"].resources.withdrawn == {0}
-    world.now += REST_S
+    world.now += COOLDOWN_S
     await world.controller.discover()  # as the reconciler does
     assert world.controller.cluster.nodes["n1"].resources.withdrawn == frozenset()
     assert world.controller.device_problems() == []

@@ -22,7 +22,7 @@ from ndif.delivery.loop import DeliveryError
 from ndif.delivery.mail import Mailer, MailgunMailer, open_mailer
 from ndif.errors import problems
 from ndif.queue.callbacks.delivery import message_for
-from ndif.schema.callback import Callback, News, Times
+from ndif.schema.callback import Callback, JobStatusReport, Times
 from tests.on_loop import on_loop
 from tests.queue.callbacks.receiver import receiving
 from tests.services.process import free_port
@@ -31,7 +31,7 @@ from tests.waiting import PATIENCE_S
 pytestmark = pytest.mark.process
 
 REQUEST = "8f14e45f-ceea-467f-a8f5-0d1c9c6b2f10"
-CONTENT = News(
+CONTENT = JobStatusReport(
     *(REQUEST, "COMPLETED", "org/name", Times(1000.0, 1001.0), ""),
     url="https://ndif.example.org/response/x",
 )

@@ -257,7 +257,9 @@ class History:
                 demand = Demand("z", size, device=device)
                 level = node.evaluate(demand, "new", self.now, DEFAULT_RULES).level
                 evictable_until = DEFAULT_RULES.evictable_until(self.now, dedicated=False)
-                assert (size <= node.room(on_cpu, DEFAULT_RULES)) == (level is CandidateLevel.FREE)
+                assert (size <= node.largest_fit(on_cpu, DEFAULT_RULES)) == (
+                    level is CandidateLevel.FREE
+                )
                 steps = node.eviction_steps(on_cpu, DEFAULT_RULES, "z", frozenset())
                 fits = any(since <= evictable_until and size <= room for since, room in steps)
                 assert fits == (level is not CandidateLevel.CANT_ACCOMMODATE)

@@ -262,7 +262,7 @@ def test_node_is_immutable() -> None:
 
 def test_room_follows_given_placement_rules() -> None:
     node = a_node("1x30GiB")
-    assert node.room(False, DEFAULT_RULES) == 30 * GiB
+    assert node.largest_fit(False, DEFAULT_RULES) == 30 * GiB
     shared = with_hot(node, "a", 5, [0], share=True)
-    assert shared.room(False, DEFAULT_RULES) == 10 * GiB
-    assert shared.room(False, PlacementRules(gpu_fraction_factor=2)) == 15 * GiB
+    assert shared.largest_fit(False, DEFAULT_RULES) == 10 * GiB
+    assert shared.largest_fit(False, PlacementRules(gpu_fraction_factor=2)) == 15 * GiB

@@ -13,7 +13,7 @@ import pytest
 from ndif.stores import events
 from ndif.stores.broker import BrokerError
 from ndif.stores.broker.signing import Signer
-from ndif.stores.events import MOST, MOST_FAILED, EventLog, SavedEvents
+from ndif.stores.events import MAX_EVENTS, MAX_FAILED_LOGINS, EventLog, SavedEvents
 from ndif.stores.leader import SharedCache
 from ndif.stores.persisted_state import EVENTS, SharedState, StateFile
 from ndif.stores.redis import connect
@@ -47,19 +47,19 @@ def subjects(log: EventLog) -> list[str]:
 
 def test_last_events_are_kept_newest_first() -> None:
     log = EventLog()
-    for n in range(MOST + 5):
+    for n in range(MAX_EVENTS + 5):
         log.record("deployed", f"org/{n}", "", "token")
-    assert subjects(log) == [f"org/{n}" for n in range(MOST + 4, 4, -1)]
+    assert subjects(log) == [f"org/{n}" for n in range(MAX_EVENTS + 4, 4, -1)]
 
 
 def test_failed_logins_do_not_displace_other_events() -> None:
     log = EventLog(now=iter(range(10**6)).__next__)
     log.record("deployed", "org/a", "", "token")
-    for n in range(2 * MOST):
+    for n in range(2 * MAX_EVENTS):
         log.record("failed login", f"host {n}", "", "login")
     found = subjects(log)
-    assert len(found) == MOST_FAILED + 1
-    assert found[0] == f"host {2 * MOST - 1}"
+    assert len(found) == MAX_FAILED_LOGINS + 1
+    assert found[0] == f"host {2 * MAX_EVENTS - 1}"
     assert found[-1] == "org/a"
     log.record("failed login", "host 1999", "", "login")
     assert log.latest()[0].count == 2

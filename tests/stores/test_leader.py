@@ -17,7 +17,7 @@ from ndif.schema.response import Response
 from ndif.stores.broker.redis.job_channels import Introduction
 from ndif.stores.broker.signing import PROTOCOL, Signer
 from ndif.stores.events import OperatorsEvent
-from ndif.stores.leader import LeaderLock, SharedCache, obstacle, somebody_leads
+from ndif.stores.leader import LeaderLock, SharedCache, has_leader, obstacle
 from ndif.stores.redis import connect
 from tests.on_loop import on_loop
 from tests.services.redis import RedisServer
@@ -51,11 +51,11 @@ async def test_leader_of_other_version_is_not_accepted(redis: RedisServer) -> No
         with Redis(port=redis.port) as plain:
             return obstacle(plain, secrets, "models")
 
-    assert not await somebody_leads(client)
+    assert not await has_leader(client)
     assert why() is None
     lock = LeaderLock(client)
     await lock.taken()
-    assert await somebody_leads(client)
+    assert await has_leader(client)
     assert why() is None
     await SharedCache(client, Signer(secrets)).write("models", [], 60)
     assert why() is None
@@ -64,6 +64,6 @@ async def test_leader_of_other_version_is_not_accepted(redis: RedisServer) -> No
     await lock.leave()
     for name in (f"{PROTOCOL + 1} 0123", "0123456789abcdef", f"{PROTOCOL}0 0123"):
         await client.set(_KEY, name)
-        assert not await somebody_leads(client)
+        assert not await has_leader(client)
         assert "is of another version than this one" in str(why())
     await client.aclose()

@@ -14,7 +14,7 @@ from ndif.telemetry.request_id import (
     current,
     name,
     name_requests,
-    named,
+    naming,
 )
 from tests.on_loop import on_loop
 
@@ -55,7 +55,7 @@ def test_invalid_request_id_is_replaced(given: list[str]) -> None:
 def test_log_line_names_its_request(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, written = log
     logger.warning("before")
-    with named(RequestId(["mine"])):
+    with naming(RequestId(["mine"])):
         assert current().text == "mine"
         logger.warning("during")
     logger.warning("after")

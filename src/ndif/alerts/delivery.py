@@ -72,7 +72,7 @@ class Destination(ABC):
     async def send(self, message: Message) -> None:
         """Deliver a message, or raise a `DeliveryError`."""
 
-    def leave(self) -> None:
+    def remove_attempted(self) -> None:
         """Remove the message that was attempted, unless the full queue has dropped it already."""
         if self.waiting and self.waiting[0] is self.bringing:
             self.waiting.popleft()
@@ -242,7 +242,7 @@ class AlertDelivery(Delivery[Destination]):
                 logger.warning("Alerts reach %s again", item.shown)
             item.problem = None
         item.attempts = 0
-        item.leave()
+        item.remove_attempted()
         self.brought.set()
 
     async def failed(self, item: Destination, error: DeliveryError) -> None:
@@ -253,7 +253,7 @@ class AlertDelivery(Delivery[Destination]):
         item.attempts += 1
         pause_s = self.pause_s(item.attempts, 0.0, error)
         if pause_s is None:
-            item.leave()
+            item.remove_attempted()
             self.brought.set()
         else:
             item.due = self._now() + pause_s

@@ -50,9 +50,9 @@ with_kept = with_options_of(_kept_repositories)
 
 def _scan(kept: Kept, limit: str) -> CacheState:
     from ndif.config.units import parse_limit
-    from ndif.runtime.weights.cache import CacheRules, deciding, scan
+    from ndif.runtime.weights.cache import CacheRules, locked, scan
 
-    with deciding():
+    with locked():
         return scan(CacheRules(parse_limit(limit), tuple(kept)))
 
 

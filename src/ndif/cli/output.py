@@ -77,7 +77,9 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Iterable[object]])
     return grid
 
 
-def under(head: Sequence[object], rows: Iterable[Iterable[object]]) -> Iterator[tuple[object, ...]]:
+def below_head(
+    head: Sequence[object], rows: Iterable[Iterable[object]]
+) -> Iterator[tuple[object, ...]]:
     """Yield each row prefixed with the cells of `head`, which are blank from the second row on."""
     for number, row in enumerate(rows):
         yield (*(head if number == 0 else [""] * len(head)), *row)

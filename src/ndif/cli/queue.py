@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ndif.cli.durations import DurationParam
-from ndif.cli.output import duration, elapsed, refresh, table, under
+from ndif.cli.output import below_head, duration, elapsed, refresh, table
 from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
 
@@ -55,7 +55,7 @@ def _rendered(answer: Any) -> RenderableType:
         for request in model.waiting:
             times = elapsed(request.received), duration(request.expected_start_s)
             requests.append((*_id_and_user(request, length), request.position, *times, ""))
-        rows += under((model.repo_id, model.generation), requests)
+        rows += below_head((model.repo_id, model.generation), requests)
     if not rows:
         return Text("No request is running or waiting.")
     headings = ("request", "user", "position", "for", "starts in", "replica")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ndif.cli.durations import DurationParam
-from ndif.cli.output import elapsed, refresh, table, under
+from ndif.cli.output import below_head, elapsed, refresh, table
 from ndif.cli.server_client import ServerClient, read, with_server
 from ndif.config.short_ids import unique_length
 from ndif.config.units import format_duration
@@ -78,7 +78,7 @@ def _nodes(server: ServerState) -> Iterator[tuple[object, ...]]:
     for node in server.nodes:
         gpus = ((_device(n, gpu), gpu) for n, gpu in enumerate(node.gpus))
         devices = [*gpus, ("CPU", node.cpu)]
-        yield from under(
+        yield from below_head(
             [node.name],
             (
                 (name, format_size(memory.bytes), format_size(memory.free_bytes))
@@ -108,7 +108,7 @@ def _models(server: ServerState) -> RenderableType:
             format_size(model.size_bytes),
         )
         replicas = [_replica(replica, names, length) for replica in model.replicas]
-        rows += under(head, replicas or [("none", "", "", "")])
+        rows += below_head(head, replicas or [("none", "", "", "")])
     headings = ("model", "nnsight", "state", "waiting", "size")
     return table("Models", (*headings, "replica", "replica state", "age", "location"), rows)
 

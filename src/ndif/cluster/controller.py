@@ -41,7 +41,7 @@ from ndif.cluster.controller_types import (
 from ndif.cluster.models import Model, Models
 from ndif.cluster.replica import DeploymentError, EvictedError, Lease, Replica
 from ndif.config.units import format_duration
-from ndif.host.device_errors import MOST, WITHIN_S, DeviceErrors, DeviceFailure, Withdrawal
+from ndif.host.device_errors import MAX_ERRORS, WINDOW_S, DeviceErrors, DeviceFailure, Withdrawal
 from ndif.host.port import ActorError, FailedDeviceError
 from ndif.placement.cluster import Cluster, Decision
 from ndif.placement.delta import DeploymentDelta, build
@@ -60,9 +60,9 @@ logger = logging.getLogger(__name__)
 
 _CACHE_PATIENCE_S = 600.0
 """Seconds that a replica may take to leave its device before it is ended, because other replicas wait."""
-OPERATORS = "its operator "
+OPERATOR_PREFIX = "its operator "
 """Prefix of reasons for changes that an operator made."""
-_WITHDRAWN = f"{OPERATORS}evicted it before it had a place"
+_WITHDRAWN = f"{OPERATOR_PREFIX}evicted it before it had a place"
 
 
 class Controller:
@@ -337,7 +337,7 @@ class Controller:
         replica_keys: Iterable[ReplicaKey] = (),
         *,
         cold: bool = False,
-        why: str = f"{OPERATORS}evicted it",
+        why: str = f"{OPERATOR_PREFIX}evicted it",
     ) -> tuple[ReplicaKey, ...]:
         """Evict models or single replicas; return the replicas that were HOT or no longer exist."""
         level = DeploymentLevel.COLD if cold else DeploymentLevel.WARM
@@ -370,7 +370,7 @@ class Controller:
             if not orphan.is_loaded:
                 replica.starting = self._spawn(self._create(replica), place.name)
                 continue
-            replica.came_up()
+            replica.record_up()
             replica.mark_used()
             self._learn(replica)
             self._spawn(self._watch(replica), f"watch over {place.name}")
@@ -452,9 +452,9 @@ class Controller:
             if replica.placed.level is DeploymentLevel.HOT:
                 self._notify_leaving(replica.placed.key, why)
             if not replica.is_loaded:
-                replica.failed(EvictedError(why))  # so that no caller waits forever
+                replica.record_failure(EvictedError(why))  # so that no caller waits forever
         for placed in delta.from_cache:
-            self._replicas[placed.key].returns(placed)
+            self._replicas[placed.key].prepare_return(placed)
         self._update_places()
         for node_id, part in delta.by_node().items():
             self._spawn(self._apply(node_id, part, leaving), f"changes of {node_id}")
@@ -515,7 +515,7 @@ class Controller:
         if replica.starting is not None:
             replica.starting.cancel()
         await replica.actor.stop()
-        replica.failed(EvictedError("it was evicted before it could serve"))
+        replica.record_failure(EvictedError("it was evicted before it could serve"))
         if self._replicas.get(replica.placed.key) is replica:
             del self._replicas[replica.placed.key]
 
@@ -525,7 +525,7 @@ class Controller:
             await self._bring_up(replica, replica.actor.from_cache(memory), "cpu")
 
     async def _create(self, replica: Replica) -> None:
-        await self._bring_up(replica, replica.actor.start(replica.progressed), "disk")
+        await self._bring_up(replica, replica.actor.start(replica.record_progress), "disk")
         if replica.is_loaded:
             self._spawn(self._watch(replica), f"watch over {replica.placed.name}")
 
@@ -560,7 +560,7 @@ class Controller:
         replica.model.problems.pop(replica.generation, None)
         for listener in self._up_listeners:
             listener(replica)
-        replica.came_up()
+        replica.record_up()
 
     def _learn(self, replica: Replica) -> None:
         if (loaded := replica.actor.model) is None:
@@ -612,7 +612,7 @@ class Controller:
                 f"GPU {index} of {node.name}",
                 f"GPU {index} of {node.name} ({node.gpu_name(index)}) takes no model until "
                 f"{datetime.fromtimestamp(withdrawal.until).astimezone():%H:%M}: replicas on it ended with "
-                f"{MOST} CUDA errors within {format_duration(WITHIN_S)}, the last with "
+                f"{MAX_ERRORS} CUDA errors within {format_duration(WINDOW_S)}, the last with "
                 f"{withdrawal.error!r}.",
             )
             for node in self.cluster.nodes.values()
@@ -654,7 +654,7 @@ class Controller:
         self.cluster = self.cluster.without([key])
         if replica is not None:
             has_served = not replica.is_pending
-            replica.failed(why)
+            replica.record_failure(why)
             if has_served:  # otherwise `Replica.up` raises
                 self._notify_leaving(key, str(why))
 

@@ -18,7 +18,7 @@ from ndif.cluster.replica import Replica
 from ndif.host.snapshot import Snapshot, fetch, find_files, publish
 from ndif.schema.deployment import read_task
 from ndif.stores.objects import ObjectStore, ObjectStoreError
-from ndif.tasks import aside
+from ndif.tasks import in_daemon_thread
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class ModelFilesStorage:
             return
         self._look_again[source] = now + _LOOK_AGAIN_S
         # After a cancellation, the thread of a slow download continues until the process ends.
-        files = await aside(partial(self.finder.find, model))
+        files = await in_daemon_thread(partial(self.finder.find, model))
         if files is not None:
             key = await publish(files.source, files.revision, self.objects)
             self._archives.setdefault(source, _Archive(key, files.task))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ndif.host.device_errors import DeviceFailure
-from ndif.host.job import LEFT, Job
+from ndif.host.job import CLIENT_LEFT, Job
 from ndif.host.lifecycle import Lifecycle
 from ndif.host.port import (
     ActorError,
@@ -186,7 +186,7 @@ class ReplicaJobs:
         while True:
             current = self._current
             if current is not None and await self._lifecycle.disconnected([current.request]):
-                self.cancel(current.id, LEFT)
+                self.cancel(current.id, CLIENT_LEFT)
             await asyncio.sleep(_LOOK_S)
 
     async def _execute(self, job: Job) -> JobAnswer:

@@ -99,25 +99,25 @@ class Replica:
         """Wait until the replica can run a request; raise a `DeploymentError` if it never can."""
         await asyncio.shield(self._up)
 
-    def returns(self, placed: PlacedReplica) -> None:
+    def prepare_return(self, placed: PlacedReplica) -> None:
         """Prepare for the return to a device at this place."""
         self.placed, self.lease = placed, Lease()
         if self._up.done():
             self.used.set()  # lets decisions that wait for its place be made again
             self._up, self.used = _future(), asyncio.Event()
 
-    def progressed(self, loaded: int, total: int) -> None:
+    def record_progress(self, loaded: int, total: int) -> None:
         """Record the loaded bytes and the total."""
         self.progress = loaded, total
 
-    def came_up(self) -> None:
+    def record_up(self) -> None:
         """Record that the replica can run requests."""
         self.progress = None
         self.is_loaded = True
         if not self._up.done():
             self._up.set_result(None)
 
-    def failed(self, error: DeploymentError) -> None:
+    def record_failure(self, error: DeploymentError) -> None:
         """Record that the replica cannot serve."""
         self.used.set()
         if not self._up.done():

@@ -54,7 +54,7 @@ _PORTS = {"http": 80, "https": 443}
 
 OLDEST_REDIS = "6.2"
 """Oldest version of Redis with XAUTOCLAIM, which a new leader needs to take over claimed requests."""
-MOST = 2**53
+MAX_LIMIT = 2**53
 """Maximum value of a limit: every JSON reader represents it exactly."""
 
 
@@ -145,14 +145,14 @@ class ResultSettings(Group):
 class LimitSettings(Group):
     """Limits of a user, unless the tier of the API key overrides them."""
 
-    max_requests_per_minute: int | None = Field(default=3000, gt=0, le=MOST)
+    max_requests_per_minute: int | None = Field(default=3000, gt=0, le=MAX_LIMIT)
     """Maximum number of requests of an API key per minute, unless its tier sets another limit."""
-    max_unfinished_jobs: int | None = Field(default=1000, gt=0, le=MOST)
+    max_unfinished_jobs: int | None = Field(default=1000, gt=0, le=MAX_LIMIT)
     """Maximum number of waiting and running jobs of an API key, unless its tier sets another limit."""
-    max_queue_depth: int | None = Field(default=10_000, gt=0, le=MOST)
+    max_queue_depth: int | None = Field(default=10_000, gt=0, le=MAX_LIMIT)
     """Maximum number of waiting and running jobs of one model, of all users, unless the tier of an API key
     sets another limit for its jobs."""
-    max_channels: int | None = Field(default=1000, gt=0, le=MOST)
+    max_channels: int | None = Field(default=1000, gt=0, le=MAX_LIMIT)
     """Maximum number of open live channels of an API key per gateway, unless its tier sets another
     limit."""
     max_channels_per_address: int = Field(default=2000, gt=0)

@@ -1,7 +1,7 @@
 """Operations on users, keys and tiers, each with the fields of its `/admin` route.
 
 They act on the database of keys, so they also work without a running server. An operation that also needs
-the leader has a `sequel`, an operation that the leader performs.
+the leader has a `next_operation`, which the leader performs.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class AccountOperation(Command):
         """Perform the operation and return its answer; raise a RegistryError if it fails."""
         raise NotImplementedError
 
-    def sequel(self, answer: Any) -> Operation | None:
+    def next_operation(self, answer: Any) -> Operation | None:
         """Return the operation that the leader must perform afterwards; None for none."""
         return None
 
-    def after_sequel(self, answer: Any, _: Any) -> Any:
-        """Return the answer, completed with the answer of the sequel."""
+    def after_next_operation(self, answer: Any, _: Any) -> Any:
+        """Return the answer, completed with the answer of the next operation."""
         return answer
 
 
@@ -136,10 +136,10 @@ class RevokeKey(AccountOperation):
     async def perform(self, registry: Registry) -> answers.RevokedApiKey:
         return project(answers.RevokedApiKey, await registry.revoke(self.key), killed=0)
 
-    def sequel(self, answer: answers.RevokedApiKey) -> Operation:
+    def next_operation(self, answer: answers.RevokedApiKey) -> Operation:
         return KillKey(account=answer.account, revoked=True)
 
-    def after_sequel(
+    def after_next_operation(
         self, answer: answers.RevokedApiKey, ended: KilledJobs
     ) -> answers.RevokedApiKey:
         return replace(answer, killed=ended.killed)

@@ -23,7 +23,7 @@ from pydantic import (
     ValidationError,
 )
 
-from ndif.cluster.controller import OPERATORS
+from ndif.cluster.controller import OPERATOR_PREFIX
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.config.short_ids import matching_ids
@@ -553,7 +553,7 @@ class Restart(Operation):
             for replica in restarted
         )
         keys = [replica.placed.key for replica in existing]
-        control.controller.evict(replica_keys=keys, cold=True, why=f"{OPERATORS}restarts it")
+        control.controller.evict(replica_keys=keys, cold=True, why=f"{OPERATOR_PREFIX}restarts it")
         requests = [processor.replica_requests(count) for processor, count in counts.items()]
         outcomes = await control.provide([batch[0] for batch in requests], wait=False)
         outcomes += await control.provide([batch[1] for batch in requests if batch[1:]], wait=False)

@@ -126,9 +126,9 @@ class RemoteLeader:
         return ModelDetails.read(msgspec.json.decode(content))
 
     async def connected(self) -> bool:
-        from ndif.stores.leader import somebody_leads
+        from ndif.stores.leader import has_leader
 
-        return await somebody_leads(self._broker.client)
+        return await has_leader(self._broker.client)
 
     async def perform(self, operation: Operation) -> Any:
         """See `Leader.perform`; `Stop` is performed by this process."""

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ndif.cluster.controller import OPERATORS, Controller
+from ndif.cluster.controller import OPERATOR_PREFIX, Controller
 from ndif.cluster.controller_types import ProvisionResult, ReplicaRequest
 from ndif.cluster.models import Model
 from ndif.cluster.replica import DeploymentError, Replica
@@ -22,8 +22,8 @@ from ndif.tasks import end, start
 
 logger = logging.getLogger(__name__)
 
-_WHY = f"{OPERATORS}deploys it with other settings"
-_FAILED = f"{OPERATORS}reverts settings that failed"
+_WHY = f"{OPERATOR_PREFIX}deploys it with other settings"
+_FAILED = f"{OPERATOR_PREFIX}reverts settings that failed"
 _LOST = "A replica was lost while it was loaded."
 
 

@@ -108,7 +108,7 @@ class _EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller, account = caller_of(self._http), self._viewer.account
         with (
-            self._routes.channels.one(caller, account),
+            self._routes.channels.count(caller, account),
             self._routes.feed.subscribe(self._viewer.user) as subscriber,
         ):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -15,7 +15,7 @@ import httpx
 from ndif.config.settings import Settings
 from ndif.delivery.loop import DeliveryError
 from ndif.net import is_loopback
-from ndif.tasks import apart, within
+from ndif.tasks import in_own_task, within
 
 _PERMANENT = 500
 """Lowest SMTP code of a permanent refusal."""
@@ -85,7 +85,7 @@ class SmtpMailer:
         needs_tls = self._user is not None and not is_loopback(self._host)
         try:
             await within(
-                apart(
+                in_own_task(
                     aiosmtplib.send(
                         message,
                         hostname=self._host,

@@ -184,8 +184,8 @@ class AdminRoutes:
             operation = parse_operation(kind, content)
             answer = await perform_on(self._registry, operation)
             try:
-                if (sequel := operation.sequel(answer)) is not None:
-                    answer = operation.after_sequel(answer, await self._perform(sequel))
+                if (following := operation.next_operation(answer)) is not None:
+                    answer = operation.after_next_operation(answer, await self._perform(following))
             except OperationError as error:
                 await self._record_events(operation, answer, operator)
                 raise OperationError(

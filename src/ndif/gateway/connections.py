@@ -26,7 +26,7 @@ from ndif.gateway.http_error import RETRY_SOON, HttpError, written
 from ndif.gateway.incoming import MAX_ENVELOPE, Incoming, IncomingFullError
 from ndif.gateway.peer import PEER, Peer
 from ndif.gateway.request_log import REQUEST_ID
-from ndif.telemetry.request_id import HEADER, RequestId, named
+from ndif.telemetry.request_id import HEADER, RequestId, naming
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def disconnect(scope: Scope, reason: str) -> None:
         end(reason)
 
 
-def on_its_way(scope: Scope) -> int:
+def unconfirmed_bytes(scope: Scope) -> int:
     """Return the number of bytes sent to a WebSocket's client that its machine has not confirmed."""
     unconfirmed = scope.get("state", {}).get(_ON_ITS_WAY)
     return 0 if unconfirmed is None else int(unconfirmed())
@@ -262,7 +262,7 @@ class HttpConnection(_WatchedConnection, HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._has_received = True
         self._head_bytes += len(data)
-        with named(RequestId()):
+        with naming(RequestId()):
             super().data_received(data)
             if self._head_bytes > _MAX_HEAD and not self.transport.is_closing():
                 self._refusal = _LARGE_HEAD
@@ -454,7 +454,7 @@ class WebSocketConnection(_WatchedConnection, WebSocketsSansIOProtocol):
             name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers
         }
         problem = response.body.decode().partition("\n")[0]
-        with named(RequestId(event.headers.get_all(HEADER))):
+        with naming(RequestId(event.headers.get_all(HEADER))):
             self._refuse(HttpError(response.status_code, problem, headers))
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -464,7 +464,7 @@ class WebSocketConnection(_WatchedConnection, WebSocketsSansIOProtocol):
 
     def send_500_response(self) -> None:
         if not self.initial_response and not self.handshake_complete:
-            with named(self.scope["state"].get(REQUEST_ID) or RequestId()):
+            with naming(self.scope["state"].get(REQUEST_ID) or RequestId()):
                 self._refuse(_FAILED)
 
     def _refuse(self, answer: HttpError) -> None:

@@ -228,7 +228,7 @@ class WebSocketSubscriptions:
         with contextlib.ExitStack() as counted:
             try:
                 account = await self._accounts.account(caller)
-                counted.enter_context(self._channels.one(caller, account))
+                counted.enter_context(self._channels.count(caller, account))
                 subscription = await self._broker.subscribe(
                     subscription_of(session_id, account.user)
                 )

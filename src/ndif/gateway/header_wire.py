@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 
 from ndif.config.settings import Settings
 from ndif.gateway.caller import caller_of, subscription_of
-from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect, on_its_way
+from ndif.gateway.connections import DOES_NOT_READ, TAKES_LARGE, disconnect, unconfirmed_bytes
 from ndif.gateway.envelope_wire import Envelope
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.open_channels import OpenChannels
@@ -125,14 +125,14 @@ class SocketIoSubscriptions:
         caller = caller_of(HTTPConnection(scope))
         with ExitStack() as counted:
             try:
-                counted.enter_context(self._channels.one(caller))
+                counted.enter_context(self._channels.count(caller))
             except HttpError as error:
                 raise socketio.exceptions.ConnectionRefusedError(error.detail) from error
             subscription = await self._broker.subscribe(subscription_of(sid, caller.name))
             # Only a running job asks its client for an upload, which may be large.
             state[TAKES_LARGE] = lambda: bool(subscription.unfinished)
             subscription.bound(self._max_unread_bytes, partial(disconnect, scope, DOES_NOT_READ))
-            channel = SocketIoChannel(self._server, sid, partial(on_its_way, scope))
+            channel = SocketIoChannel(self._server, sid, partial(unconfirmed_bytes, scope))
             coroutines = [channel.run(), _forward(subscription, channel)]
             tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
             self._open[sid] = _Connection(subscription, channel, tasks, counted.pop_all())

@@ -20,7 +20,7 @@ from ndif.gateway.http_error import HttpError
 from ndif.gateway.model_answers import DescribedModel, DescribedModule
 from ndif.gateway.module_paths import ROOT, Place
 from ndif.gateway.openapi import ApiRoute, Description, Parameter
-from ndif.gateway.snippets import snippet, suits
+from ndif.gateway.snippets import can_load, snippet
 from ndif.host.runtimes import Runtimes
 from ndif.schema.client_status import ModelStatus, ServerStatus
 from ndif.schema.model_key import ModelKey
@@ -264,7 +264,7 @@ def _by_generation(
         fitting = (
             structures[other]
             for other in suiting
-            if other == generation or suits(generation, structures[other])
+            if other == generation or can_load(generation, structures[other])
         )
         if (structure := next(fitting, None)) is not None:
             by_generation[generation] = structure

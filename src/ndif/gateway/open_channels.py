@@ -22,7 +22,7 @@ class OpenChannels:
         self._open: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def one(self, caller: Caller, account: Account | None = None) -> Iterator[None]:
+    def count(self, caller: Caller, account: Account | None = None) -> Iterator[None]:
         """Count a channel until the end of the block; raise an `HttpError` (429) if it is one too many.
 
         `account` is None for clients of the older wire, which send no key when they open a channel.

@@ -23,7 +23,7 @@ _GENERATES = "text-generation"
 _OLDER = ("0.7", "0.6")
 
 
-def suits(generation: str, structure: ModelStructure) -> bool:
+def can_load(generation: str, structure: ModelStructure) -> bool:
     """Return True if a generation can load a model of that structure."""
     return generation not in _OLDER or task_of([structure.tree.class_name]) == _GENERATES
 
@@ -48,7 +48,7 @@ def snippet(
         arguments.append(f"revision={literal(revision)}")
     if task is not None and not is_older:
         arguments.append(f"task={literal(task)}")
-    place = telling(Place(ROOT, structure.tree, generation))
+    place = example_module(Place(ROOT, structure.tree, generation))
     lines = [
         "import os",
         "",
@@ -82,7 +82,7 @@ def _input(task: str | None, structure: ModelStructure) -> str:
     return literal(_PROMPT)
 
 
-def telling(root: Place) -> Place:
+def example_module(root: Place) -> Place:
     """Return the module for an example trace: the middle one of the model's main blocks.
 
     The main blocks are the equal modules of one container with the most parameters in total. Without such

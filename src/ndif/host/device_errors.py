@@ -39,10 +39,10 @@ def device_failure(lines: Iterable[str]) -> DeviceFailure | None:
     return failure
 
 
-MOST = 3
-"""Errors within `WITHIN_S` seconds that take a GPU out of placement."""
-WITHIN_S = 600.0
-REST_S = 3600.0
+MAX_ERRORS = 3
+"""Errors within `WINDOW_S` seconds that take a GPU out of placement."""
+WINDOW_S = 600.0
+COOLDOWN_S = 3600.0
 """Seconds from the last of these errors until the GPU is used again."""
 
 
@@ -65,7 +65,9 @@ class DeviceErrors:
         kept = {
             device: recent
             for device, errors in self.by_device.items()
-            if (recent := tuple(entry for entry in errors if now - entry[0] < WITHIN_S + REST_S))
+            if (
+                recent := tuple(entry for entry in errors if now - entry[0] < WINDOW_S + COOLDOWN_S)
+            )
         }
         return DeviceErrors(
             {**kept, **{device: (*kept.get(device, ()), (now, error)) for device in devices}}
@@ -76,9 +78,9 @@ class DeviceErrors:
         withdrawals = {}
         for device, errors in self.by_device.items():
             ends = [
-                last + REST_S
-                for (first, _), (last, _) in zip(errors, errors[MOST - 1 :], strict=False)
-                if last - first <= WITHIN_S
+                last + COOLDOWN_S
+                for (first, _), (last, _) in zip(errors, errors[MAX_ERRORS - 1 :], strict=False)
+                if last - first <= WINDOW_S
             ]
             if ends and now < ends[-1]:
                 withdrawals[device] = Withdrawal(ends[-1], errors[-1][1])

@@ -32,7 +32,7 @@ from ndif.runtime.typed_json import from_json, to_json
 from ndif.sandbox.confinement.confinement import Mode
 from ndif.schema.deployment import Defaults, DeploymentConfig, read_task
 from ndif.schema.structure import ModelStructure, read_structure
-from ndif.tasks import aside, end, within
+from ndif.tasks import end, in_daemon_thread, within
 
 _OUTLINE, _MEASURE = "ndif.runtime.weights.checkpoint_metadata", "ndif.runtime.measure"
 _OUTLINES_AT_ONCE, _MEASURED_AT_ONCE = 8, 4
@@ -265,7 +265,7 @@ async def _hub_refusal(spec: ModelSpec) -> str | None:
         return unavailable(spec)
 
     # If the hub does not answer, the thread is left behind and ends with the process.
-    return await aside(check)
+    return await in_daemon_thread(check)
 
 
 @contextlib.contextmanager

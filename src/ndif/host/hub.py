@@ -22,7 +22,7 @@ from ndif.host.runtimes import Runtime
 from ndif.runtime.sizing import RepositoryFacts
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.typed_json import from_json, to_json
-from ndif.runtime.weights.cache import CacheRules, folder_of, in_use, note_coming, note_use
+from ndif.runtime.weights.cache import CacheRules, folder_of, in_use, record_download, record_use
 from ndif.schema.deployment import read_task
 from ndif.schema.repositories import Repositories
 from ndif.tasks import reap, within
@@ -93,7 +93,7 @@ async def download(
     with contextlib.ExitStack() as held:
         # This waits while another process deletes the repository.
         await asyncio.to_thread(held.enter_context, in_use(spec.checkpoint))
-        held.callback(note_coming, spec.checkpoint, None)
+        held.callback(record_download, spec.checkpoint, None)
         return await _download(spec, runtime, progress, rules)
 
 
@@ -192,7 +192,7 @@ class Adapters:
         if is_folder or (is_current and folder_of(name).is_dir()):
             return
         await self._fetch(name, environment(self.runtime))
-        note_use(name)
+        record_use(name)
         self._fetched[name, True] = time.monotonic()
 
     def _is_current(self, name: str, *, trusted: bool) -> bool:

@@ -124,7 +124,7 @@ def next_state(state: Status | None, event: JobEvent, by: Component) -> Status |
 
 # A request with its state
 
-LEFT = "The client left."
+CLIENT_LEFT = "The client left."
 """Reason that ends a job whose live client has left."""
 
 
@@ -244,7 +244,10 @@ class Job:
         status, reason = "ENDED", ""
         if response is not None:
             status = response.status.value
-            if response.status is Status.ERROR and response.description in (self.cancelled, LEFT):
+            if response.status is Status.ERROR and response.description in (
+                self.cancelled,
+                CLIENT_LEFT,
+            ):
                 status, reason = CANCELLED, response.description
         return JobRecord(
             id=request.id,

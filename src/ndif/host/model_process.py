@@ -56,7 +56,7 @@ _LAST_LINES = 20
 _LAST_WORDS = 3
 """Lines of output that are quoted in the error of a runner that could not start."""
 _LAST_WORDS_S = 0.5
-GONE_S = 30.0
+MAX_EXIT_S = 30.0
 """Seconds that a killed runner may take to exit: on a GPU the driver first ends its work."""
 _VERIFY_S = 60.0
 """Seconds that a verification of weights may take. Loading them again takes no longer."""
@@ -314,10 +314,12 @@ class ModelProcess:
         for runner in runners:
             runner.kill()
             runner.channel.hang_up()
-        await asyncio.gather(*(runner.exit_code(GONE_S) for runner in runners))
+        await asyncio.gather(*(runner.exit_code(MAX_EXIT_S) for runner in runners))
         if any(runner.alive for runner in runners):
             self.kill()
-            raise ModelProcessError(f"a runner could not be ended within {format_duration(GONE_S)}")
+            raise ModelProcessError(
+                f"a runner could not be ended within {format_duration(MAX_EXIT_S)}"
+            )
 
     async def verify(self) -> int:
         """Restore the weights as they were loaded; return the number of tensors that differed."""

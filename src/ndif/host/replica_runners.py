@@ -7,7 +7,7 @@ import logging
 
 from ndif.config.settings import Settings
 from ndif.config.units import format_duration
-from ndif.host.model_process import GONE_S, ModelProcess, ModelProcessError
+from ndif.host.model_process import MAX_EXIT_S, ModelProcess, ModelProcessError
 from ndif.host.port import ReplicaEvictedError, ReplicaLostError
 from ndif.host.runner_handle import RunnerEndedError, RunnerError, RunnerHandle
 from ndif.host.runner_pool import (
@@ -151,11 +151,11 @@ class ReplicaRunners:
                 runner.pause()
         else:
             self._last_untrusted = None
-            await runner.exit_code(GONE_S)
+            await runner.exit_code(MAX_EXIT_S)
             if runner.alive:
                 self._process.kill()
                 raise ModelProcessError(
-                    f"a runner could not be ended within {format_duration(GONE_S)}"
+                    f"a runner could not be ended within {format_duration(MAX_EXIT_S)}"
                 )
         await self._restore()
 

@@ -23,10 +23,10 @@ from ndif.stores.accounts import (
     contradiction,
     default_file,
     digest_of,
-    named,
     new_key,
     open_accounts,
     open_database,
+    set_variables,
     tier_with,
 )
 from ndif.stores.disk import open_private
@@ -52,7 +52,7 @@ def access_problems(options: Settings) -> Iterator[str]:
         if options.api_keys is not None:
             FileAccounts(options.api_keys.expanduser())
         else:
-            described_form(options)
+            describe_keys(options)
     except KeysError as error:
         yield f"The API keys cannot be used: {error}"
 
@@ -77,11 +77,11 @@ def access_warning(options: AccountSettings) -> str | None:
         return None  # `access_problems` reports it
 
 
-def described_form(options: Settings) -> str | None:
+def describe_keys(options: Settings) -> str | None:
     """Return the place of the keys; None if no key is needed. Raise a `KeysError` if it is unusable."""
     if options.api_keys is not None:
         return str(options.api_keys)
-    if not named(options) and not default_file(options).exists():
+    if not set_variables(options) and not default_file(options).exists():
         return str(default_file(options))
     database = open_database(options)
     if database is None:
@@ -107,7 +107,7 @@ def prepare_access(options: Settings, url: str) -> ClientLines | None:
         raise StartError(f"The database of API keys cannot be used: {error}") from error
     file = options.root / _CLIENT_LINES
     try:
-        is_written = not named(options) and _write_lines(file, url, first_key)
+        is_written = not set_variables(options) and _write_lines(file, url, first_key)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from error
     return ClientLines(file, first_key) if is_written else None
@@ -122,7 +122,7 @@ async def _prepare(options: Settings) -> str | None:
             await database.migrate()
     finally:
         await database.close()
-    return None if named(options) else await _first_key(options)
+    return None if set_variables(options) else await _first_key(options)
 
 
 async def _first_key(options: Settings) -> str | None:

@@ -74,7 +74,7 @@ def assignment(secret: str) -> str:
     return f"export {VARIABLE}={secret}"
 
 
-def lacking(address: str) -> str:
+def missing_secret(address: str) -> str:
     """Return the error for a server without a secret whose broker somebody else started."""
     example = assignment(secrets.token_urlsafe(32))
     return (

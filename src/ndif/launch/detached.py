@@ -10,7 +10,7 @@ import sys
 import time
 
 from ndif.launch.run import ServiceRun
-from ndif.launch.run_folder import RunRecord, no_start, within
+from ndif.launch.run_folder import RunRecord, failed_start, within
 from ndif.net import StartError
 
 _STOP_TIMEOUT_S = 60
@@ -64,7 +64,7 @@ def _wait_for(run: ServiceRun, child: int) -> RunRecord:
         if run.answers() and (record := run.run_folder.record()) is not None:
             return record
         time.sleep(_POLL_S)
-    raise StartError(no_start(run.subject, run.log))
+    raise StartError(failed_start(run.subject, run.log))
 
 
 def _stop(child: int) -> None:

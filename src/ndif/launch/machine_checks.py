@@ -23,7 +23,7 @@ from ndif.config.settings import Settings
 from ndif.distribution import install_command
 from ndif.host.gpus import Driver, DriverError, select_visible
 from ndif.host.runtimes import SUPPORTED, Runtimes
-from ndif.launch.access import access_problems, access_warning, described_form
+from ndif.launch.access import access_problems, access_warning, describe_keys
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.services.plan import SERVICES, addresses, contradictions, secret_problems
 from ndif.launch.services.service import ServiceError, disk_space_problem
@@ -238,7 +238,7 @@ def _access(options: Settings) -> Iterator[Check]:
     yield from (Check("API keys", "problem", text) for text in problems)
     if problems:
         return
-    form, warning = described_form(options), access_warning(options)
+    form, warning = describe_keys(options), access_warning(options)
     yield Check(
         "API keys",
         "ok" if form and not warning else "note",

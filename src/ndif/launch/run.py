@@ -21,7 +21,7 @@ from ndif.launch.services.plan import addresses
 from ndif.launch.services.ray import authentication
 from ndif.launch.services.redis import url_with_password
 from ndif.launch.services.service import ServiceError
-from ndif.net import STOP_SIGNALS, Http, StartError, answers, for_url
+from ndif.net import STOP_SIGNALS, Http, StartError, for_url, is_serving
 from ndif.server.process_config import ProcessConfig
 from ndif.server.supervised import Supervisor
 from ndif.tasks import end
@@ -200,7 +200,7 @@ class ServerRun(ServiceRun):
         return any(service.name == "ray" and not service.joins for service in services)
 
     def answers(self) -> bool:
-        return answers(self.prepared.server.host, self.prepared.port)
+        return is_serving(self.prepared.server.host, self.prepared.port)
 
     async def _serve(
         self, supervisor: Supervisor, on_ready: Callable[[], None], stopping: asyncio.Event

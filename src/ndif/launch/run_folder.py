@@ -314,7 +314,7 @@ class ActiveRunFolder(RunFolder):
         os.close(self.lock)
 
 
-def no_start(subject: str, log: Path) -> str:
+def failed_start(subject: str, log: Path) -> str:
     """Return the message that `subject` did not come up, with the end of its log."""
     lines = log_end(log)
     if not lines:

@@ -17,7 +17,7 @@ from ndif.placement.eviction import (
     is_evictable,
     smallest_first,
 )
-from ndif.placement.packing import assign, room
+from ndif.placement.packing import assign, largest_fit
 from ndif.placement.replica import CandidateLevel, PlacedReplica, ReplicaKey
 from ndif.placement.resources import Resources
 from ndif.schema.states import DeploymentLevel
@@ -67,7 +67,7 @@ class Node:
     )
     """Cache of `eviction_steps`: a decision reads 1,000 nodes and changes one (`bench/placement.py`)."""
 
-    def room(self, on_cpu: bool, rules: PlacementRules) -> int:
+    def largest_fit(self, on_cpu: bool, rules: PlacementRules) -> int:
         """Return the size in bytes of the largest model that fits now."""
         if on_cpu:
             return self.resources.free_cpu_bytes
@@ -93,7 +93,7 @@ class Node:
         for replica in self.cached(together - {model_key}) if on_cpu else ():
             resources = resources.given_back({}, replica.cpu_bytes)
         hot = (d for d in self.hot_on(on_cpu) if is_evictable(d, math.inf, together))
-        steps = eviction_steps(hot, resources, partial(room, rules=rules, on_cpu=on_cpu))
+        steps = eviction_steps(hot, resources, partial(largest_fit, rules=rules, on_cpu=on_cpu))
         if not spares:
             self._steps[on_cpu] = rules, steps
         return steps
@@ -152,7 +152,7 @@ class Node:
     ) -> Candidate:
         hot = self.hot_on(on_cpu=False)
         movable = eviction_order(d for d in hot if is_evictable(d, evictable_until, together))
-        fits = partial(room, rules=rules, on_cpu=False)
+        fits = partial(largest_fit, rules=rules, on_cpu=False)
         evictions = fewest_evictions(movable, self.resources, size_bytes, fits)
         if evictions is None:
             return _NO_PLACE

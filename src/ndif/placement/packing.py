@@ -111,7 +111,7 @@ def _fraction(resources: Resources, index: int, held: int) -> Assignment:
     return Assignment({index: held}, held / resources.gpu_bytes[index])
 
 
-def room(resources: Resources, rules: PlacementRules, on_cpu: bool) -> int:
+def largest_fit(resources: Resources, rules: PlacementRules, on_cpu: bool) -> int:
     """Return the size of the largest model that fits; on GPUs, that `assign` places."""
     if on_cpu:
         return resources.free_cpu_bytes

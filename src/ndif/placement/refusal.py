@@ -15,7 +15,7 @@ from ndif.placement.eviction import (
     smallest_first,
 )
 from ndif.placement.node import Node
-from ndif.placement.packing import room
+from ndif.placement.packing import largest_fit
 from ndif.placement.replica import PlacedReplica
 from ndif.placement.search import Nodes, Search
 from ndif.schema.model_key import Variant
@@ -99,7 +99,7 @@ def refuse(nodes: Nodes, search: Search, replicas: int) -> PlacementRefusal:
         size_bytes=demand.size_bytes,
         on_cpu=on_cpu,
         node_name=node.name,
-        room_bytes=node.room(on_cpu, search.rules),
+        room_bytes=node.largest_fit(on_cpu, search.rules),
         capacity_bytes=node.capacity(on_cpu),
         blockers=blockers,
         retry_after_s=max(o.protected_s for o in blockers) if patience else None,
@@ -125,7 +125,7 @@ def _blockers(node: Node, search: Search, on_cpu: bool) -> tuple[Blocker, ...]:
     blockers = {replica.key: _blocker(replica, search) for replica in residents}
     rank = list(BlockReason).index
     residents.sort(key=lambda d: (rank(blockers[d.key].reason), blockers[d.key].protected_s))
-    fits = partial(room, rules=search.rules, on_cpu=on_cpu)
+    fits = partial(largest_fit, rules=search.rules, on_cpu=on_cpu)
     evicted = fewest_evictions(residents, node.resources, search.demand.size_bytes, fits) or []
     return tuple(
         blockers[replica.key]

@@ -116,11 +116,11 @@ def _best(nodes: Nodes, search: Search, on_cpu: bool, rng: Random) -> Choice | N
     ready = [
         (node, replica)
         for node, replica in warm
-        if on_cpu or replica.size_bytes <= node.room(on_cpu, rules)
+        if on_cpu or replica.size_bytes <= node.largest_fit(on_cpu, rules)
     ]
     if ready:
         return spread(ready)
-    free = [(node, None) for node in nodes.values() if size <= node.room(on_cpu, rules)]
+    free = [(node, None) for node in nodes.values() if size <= node.largest_fit(on_cpu, rules)]
     if free:
         return spread(free)
     ready = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ndif.host.job import LEFT, RUNS, WAITING, Component, Job, JobEvent, describe
+from ndif.host.job import CLIENT_LEFT, RUNS, WAITING, Component, Job, JobEvent, describe
 from ndif.host.lifecycle import Lifecycle, Reporter
 from ndif.host.port import (
     NotSharedError,
@@ -165,7 +165,7 @@ class QueueLifecycle(Lifecycle):
     async def _await_absence(self, job: Job, subscription_id: str) -> None:
         await self.broker.until_disconnected(subscription_id)
         if job.runner is not None:
-            job.runner.cancel(LEFT)
+            job.runner.cancel(CLIENT_LEFT)
         elif job.state in WAITING:
             self.on_absence(job)
 
@@ -176,7 +176,7 @@ class QueueLifecycle(Lifecycle):
                 return job.cancelled
             await asyncio.sleep(_CHECK_S)
         logger.info("request %s: its client left", job.id)
-        return job.cancelled or LEFT
+        return job.cancelled or CLIENT_LEFT
 
     async def _report_return(self, job: Job, error: Exception | None) -> None:
         """Report to a client that polls that its job waits again; its stored update is no longer true."""

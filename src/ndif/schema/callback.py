@@ -17,7 +17,7 @@ _MAX_DESCRIPTION = 2000
 """Maximum number of characters of a job's description in a webhook or mail."""
 POST = "post+"
 """Prefix of the URL of a webhook that gets the signed POST."""
-EVERY = "every+"
+EVERY_STATUS_PREFIX = "every+"
 """Prefix, before `POST`, of the URL of a webhook that gets every status, not only the end."""
 _NEVER_SENT = frozenset({Status.RECEIVED, Status.LOG, Status.STREAM})
 """Statuses that are never sent: the answer to the client's own request, and messages."""
@@ -33,7 +33,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class JobStatusReport:
     """The status of a job: the content of the signed POST."""
 
     id: str
@@ -56,7 +56,7 @@ class Callback:
     request_id: str
     address: str
     """The URL or e-mail address, as the client wrote it."""
-    content: News
+    content: JobStatusReport
     created: float
     """Unix time from which the age counts."""
     due: float
@@ -112,13 +112,13 @@ def is_notified(request: Request, status: Status) -> bool:
     """Return True if a request names an address to which this status is sent."""
     if status.terminal:
         return bool(request.callback)
-    return request.callback.lower().startswith(EVERY) and status not in _NEVER_SENT
+    return request.callback.lower().startswith(EVERY_STATUS_PREFIX) and status not in _NEVER_SENT
 
 
 def callback_for(request: Request, response: Response, now: float) -> Callback:
     """Return the webhook or mail that reports a response, created and due at the Unix time `now`."""
     is_end, polled = response.status.terminal, request.subscription_id is None
-    content = News(
+    content = JobStatusReport(
         request.id,
         response.status.value,
         request.model.repo_id,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ndif.config.groups import MOST, LimitSettings
+from ndif.config.groups import MAX_LIMIT, LimitSettings
 from ndif.config.variable_types import Duration, Size
 
 logger = logging.getLogger(__name__)
@@ -21,19 +21,19 @@ class KeyLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    request_bytes: Size | None = Field(default=None, gt=0, le=MOST)
+    request_bytes: Size | None = Field(default=None, gt=0, le=MAX_LIMIT)
     """Maximum size of a request; the server's own limit applies too."""
-    result_bytes: Size | None = Field(default=None, gt=0, le=MOST)
+    result_bytes: Size | None = Field(default=None, gt=0, le=MAX_LIMIT)
     """Maximum size of a result before compression; the server's own limit applies too."""
-    requests_per_minute: int | None = Field(default=None, gt=0, le=MOST)
+    requests_per_minute: int | None = Field(default=None, gt=0, le=MAX_LIMIT)
     """Maximum number of requests per minute."""
-    unfinished_jobs: int | None = Field(default=None, gt=0, le=MOST)
+    unfinished_jobs: int | None = Field(default=None, gt=0, le=MAX_LIMIT)
     """Maximum number of the key's waiting and running jobs."""
-    queue_depth: int | None = Field(default=None, gt=0, le=MOST)
+    queue_depth: int | None = Field(default=None, gt=0, le=MAX_LIMIT)
     """Number of a model's unfinished jobs, of all users, at which new jobs of the key are refused."""
-    channels: int | None = Field(default=None, gt=0, le=MOST)
+    channels: int | None = Field(default=None, gt=0, le=MAX_LIMIT)
     """Maximum number of open live channels."""
-    stored_bytes: Size | None = Field(default=None, gt=0, le=MOST)
+    stored_bytes: Size | None = Field(default=None, gt=0, le=MAX_LIMIT)
     """Maximum size of the stored results of the key's user; the server's own limits apply too."""
     execution_s_per_day: Duration | None = Field(default=None, gt=0)
     """Maximum execution time of the key's user per day (UTC), in seconds."""

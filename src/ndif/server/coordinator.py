@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 
 from ndif import __version__
-from ndif.cluster.controller import OPERATORS, Controller
+from ndif.cluster.controller import OPERATOR_PREFIX, Controller
 from ndif.cluster.controller_types import ReplicaRequest
 from ndif.cluster.fleet import Fleet
 from ndif.cluster.models import Models
@@ -250,7 +250,7 @@ class Coordinator:
             self._traces.record(record)
 
     def _note_left(self, key: ReplicaKey, why: str) -> None:
-        if self._tasks and not why.startswith(OPERATORS):  # recorded with the operation
+        if self._tasks and not why.startswith(OPERATOR_PREFIX):  # recorded with the operation
             name = Variant.parse(key[0]).model.repo_id
             self._oversight.events.record(
                 "left", name, f"A replica left its devices: {why}.", "server"

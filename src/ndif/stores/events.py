@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST = 1000
+MAX_EVENTS = 1000
 """Maximum events that are kept."""
-MOST_FAILED = 200
+MAX_FAILED_LOGINS = 200
 """Maximum failed logins among them, so that guesses cannot push out all other events."""
 SAVE_S = 1.0
 """Seconds between two saves of a log that changes."""
@@ -181,5 +181,7 @@ class EventLog:
 def _bounded(events: list[OperatorsEvent]) -> list[OperatorsEvent]:
     """Return the events without the oldest beyond the limits."""
     failed = [entry for entry in events if entry.kind == "failed login"]
-    dropped = set(map(id, failed[:-MOST_FAILED])) if len(failed) > MOST_FAILED else set()
-    return [entry for entry in events if id(entry) not in dropped][-MOST:]
+    dropped = (
+        set(map(id, failed[:-MAX_FAILED_LOGINS])) if len(failed) > MAX_FAILED_LOGINS else set()
+    )
+    return [entry for entry in events if id(entry) not in dropped][-MAX_EVENTS:]

@@ -130,7 +130,7 @@ class LeaderLock:
             return None
 
 
-async def somebody_leads(client: Redis) -> bool:
+async def has_leader(client: Redis) -> bool:
     """Return True if there is a leader with this process's protocol."""
     return _has_protocol(await client.get(_KEY))
 
@@ -277,7 +277,7 @@ class LeaderRpc:
             if popped is not None:
                 answer = bytes(popped[1])  # type: ignore[arg-type]
                 return from_json(_Answer, self._signer.verify(_answer_to(event_id), answer))
-            leads = await somebody_leads(self._client)
+            leads = await has_leader(self._client)
             polls_without_leader = 0 if leads else polls_without_leader + 1
         raise OperationError(503, _NO_LEADER)
 

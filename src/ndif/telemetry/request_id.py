@@ -48,7 +48,7 @@ def name(request_id: RequestId) -> None:
 
 
 @contextlib.contextmanager
-def named(request_id: RequestId) -> Iterator[RequestId]:
+def naming(request_id: RequestId) -> Iterator[RequestId]:
     """Name a request in every line that is logged in this block, and in the tasks that it starts."""
     token = _current.set(request_id)
     try:

@@ -19,7 +19,7 @@ import pytest
 from ndif.delivery.loop import DeliveryError
 from ndif.queue.callbacks.guard import EVERYWHERE, Network, read_address
 from ndif.queue.callbacks.webhook import Webhooks, signature, signing_secret
-from ndif.schema.callback import Callback, News, Times
+from ndif.schema.callback import Callback, JobStatusReport, Times
 from tests.on_loop import on_loop
 from tests.queue.callbacks.receiver import receiving
 from tests.waiting import PATIENCE_S
@@ -28,7 +28,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "callbacks.md"
 NOW = 1_700_000_000.0
 REQUEST = "8f14e45f-ceea-467f-a8f5-0d1c9c6b2f10"
 SECRETS = ("the secret of the server",)
-NEWS = News(REQUEST, "COMPLETED", "org/name", Times(NOW), "Döne.")
+NEWS = JobStatusReport(REQUEST, "COMPLETED", "org/name", Times(NOW), "Döne.")
 CONTENT = {
     "id": REQUEST,
     "status": "COMPLETED",

@@ -325,7 +325,7 @@ async def test_replica_is_lost_if_runner_cannot_be_ended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ndif.host.replica_runners.GONE_S", 0.3)
+    monkeypatch.setattr("ndif.host.replica_runners.MAX_EXIT_S", 0.3)
     monkeypatch.setattr(RunnerHandle, "kill", lambda _: None)
     async with serve(tiny_gpt2, runtime, strangers(tmp_path)) as served:
         assert (await served.run(lingering(client), trusted=False)).status is Status.COMPLETED

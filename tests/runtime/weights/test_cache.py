@@ -25,8 +25,8 @@ from ndif.runtime.weights.cache import (
     hub_cache,
     in_use,
     make_room,
-    note_coming,
-    note_use,
+    record_download,
+    record_use,
     scan,
 )
 from tests.conftest import NAME, WIDE
@@ -81,7 +81,7 @@ def state(
 def test_least_recently_used_repositories_are_evicted_until_new_one_fits(
     now: CacheState, missing: int, deleted: list[CachedRepository]
 ) -> None:
-    assert now.to_fit(NEW, missing * GB) == deleted
+    assert now.select_deletions(NEW, missing * GB) == deleted
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_least_recently_used_repositories_are_evicted_until_new_one_fits(
 )
 def test_refusal_states_needed_and_available_space(now: CacheState, missing: int, why: str) -> None:
     with pytest.raises(NoSpaceError) as refused:
-        now.to_fit(NEW, missing * GB)
+        now.select_deletions(NEW, missing * GB)
     assert str(refused.value).startswith(f"'{NEW}' {why} `ndif cache list` shows ")
 
 
@@ -188,7 +188,7 @@ def test_look_reports_repositories_sizes_and_limit(
     assert one.revisions == other.revisions
     assert len(one.revisions[0]) == 40
     assert one.last_used > other.last_used
-    assert [now.may_go(each) for each in now.repositories] == [False, True]
+    assert [now.is_deletable(each) for each in now.repositories] == [False, True]
     monkeypatch.setenv("HF_HUB_CACHE", str(real / "nothing" / "yet"))
     assert scan(CacheRules()).repositories == ()
 
@@ -197,7 +197,7 @@ def test_last_use_is_recorded(real: Path) -> None:
     for file in real.rglob("*"):
         os.utime(file, (1, 1), follow_symlinks=False)
     assert found()[WIDE].last_used == 1
-    note_use(WIDE)
+    record_use(WIDE)
     assert found()[WIDE].last_used > 1
     # Without a recorded use, the newest file counts.
     shutil.rmtree(real / ".locks")
@@ -287,7 +287,7 @@ def test_make_room_evicts_and_reserves_space(real: Path) -> None:
         assert make_room("a/first", 10, rules) == []
         with in_use("a/second"):
             assert make_room("a/second", 10, rules) == [WIDE]
-        note_coming("a/first", None)
+        record_download("a/first", None)
         assert found()["a/first"].coming_bytes == 0
     with pytest.raises(NoSpaceError, match=r"NDIF_CACHE_BYTES"):
         make_room("a/third", 10 + 2 * size, rules)
@@ -300,4 +300,4 @@ def test_unwritable_cache_is_used_without_marks(
     (tmp_path / "file").touch()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
     with in_use(NAME):
-        note_coming(NAME, 5)
+        record_download(NAME, 5)

@@ -41,7 +41,7 @@ from ndif.schema.response import Response
 from ndif.stores.broker import BrokerUnavailableError, ClientLeftError
 from ndif.stores.broker.encoding import encode_request
 from ndif.stores.broker.redis.job_channels import JobSender
-from ndif.tasks import aside, end, start, within
+from ndif.tasks import end, in_daemon_thread, start, within
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ class RayModelActor:
         try:
             if self._handle is None:
                 # Ray blocks here until its head answers.
-                self._making = aside(self.make)
+                self._making = in_daemon_thread(self.make)
                 await self._await_handle(self._making)
             reporting = asyncio.create_task(self._report(progress), name="progress")
             try:
@@ -195,7 +195,7 @@ class RayModelActor:
 
     async def _kill(self) -> None:
         with contextlib.suppress(RayError, RuntimeError, asyncio.TimeoutError):
-            await within(aside(lambda: ray.kill(self._handle)), _STOP_S)
+            await within(in_daemon_thread(lambda: ray.kill(self._handle)), _STOP_S)
 
     def leave(self) -> None:
         """Stop watching the replica, and leave it running."""

@@ -38,7 +38,7 @@ from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.states import DeploymentLevel
 from ndif.stores.broker.redis.job_channels import JobSender
 from ndif.stores.broker.signing import PROTOCOL
-from ndif.tasks import aside, within
+from ndif.tasks import in_daemon_thread, within
 
 HEAD: Mapping[str, int] = {"head": 1}
 """Resource that marks the head of a cluster, in addition to any memory that it offers to models."""
@@ -145,7 +145,7 @@ class RayCluster:
                 break
             except (RayError, RuntimeError, ValueError, OSError, asyncio.TimeoutError) as error:
                 with contextlib.suppress(Exception):
-                    await aside(ray.shutdown)
+                    await in_daemon_thread(ray.shutdown)
                 logger.warning(
                     "the Ray cluster at %s cannot be reached: %s; retrying",
                     self._address,
@@ -163,7 +163,7 @@ class RayCluster:
             connecting = asyncio.open_connection(parts.hostname, parts.port)
             _, writer = await within(connecting, _PATIENCE_S)
             writer.close()
-        await aside(
+        await in_daemon_thread(
             lambda: ray.init(
                 self._address,
                 namespace=NAMESPACE,
@@ -183,7 +183,7 @@ class RayCluster:
             actor.leave()
         # Ray's own shutdown may never return; the thread ends with this process.
         with contextlib.suppress(asyncio.TimeoutError):
-            await within(aside(ray.shutdown), _PATIENCE_S)
+            await within(in_daemon_thread(ray.shutdown), _PATIENCE_S)
 
     # For the controller
 
@@ -229,11 +229,11 @@ class RayCluster:
         order = ReplicaOrder(config, generation, protected=tuple(self.protected()))
         kind = ray.remote(self._replica).options(**_node_options(node_id))
         try:
-            handle = await aside(lambda: kind.remote(to_json(order)))
+            handle = await in_daemon_thread(lambda: kind.remote(to_json(order)))
             try:
                 problem = await handle.fetch.remote()
             finally:
-                await aside(lambda: ray.kill(handle))
+                await in_daemon_thread(lambda: ray.kill(handle))
         except RayError as error:
             # Take the node's own error: the text of `error` also contains the traceback.
             problem = str(getattr(error, "cause", None) or error).strip().partition("\n")[0]
@@ -306,7 +306,7 @@ class RayCluster:
     async def _call_head(self, work: Callable[[], T]) -> T:
         """Call Ray's head from a thread, with a deadline; return the answer."""
         try:
-            return await within(aside(work), _PATIENCE_S / 2)
+            return await within(in_daemon_thread(work), _PATIENCE_S / 2)
         except asyncio.TimeoutError as error:
             raise ClusterError(f"the Ray cluster at {self._address} does not answer") from error
         except (RayError, RuntimeError, OSError) as error:

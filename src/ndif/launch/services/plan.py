@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from ndif.config.reference import name_of, without_secrets
 from ndif.config.settings import Settings
-from ndif.launch.cluster_secret import cluster_secrets, lacking
+from ndif.launch.cluster_secret import cluster_secrets, missing_secret
 from ndif.launch.run_folder import RunFolders
 from ndif.launch.services import STANDALONE, Role
 from ndif.launch.services.object_store import object_store
@@ -67,7 +67,7 @@ def secret_problems(options: Settings, starts: Iterable[Service]) -> Iterator[st
     if any(service.name == BROKER for service in starts):
         return
     if not secrets:
-        yield lacking(without_secrets(options.broker_url))
+        yield missing_secret(without_secrets(options.broker_url))
     elif why := obstacle_to(url_with_password(options), secrets):
         yield f"The server that leads at {without_secrets(options.broker_url)} {why}."
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ndif.config.reference import name_of
 from ndif.distribution import install_command
 from ndif.errors import NdifError
-from ndif.launch.run_folder import RunFolder, no_start
+from ndif.launch.run_folder import RunFolder, failed_start
 from ndif.net import is_loopback
 from ndif.server.supervised import ProcessSpec, Supervisor
 from ndif.sizes import format_size
@@ -103,7 +103,7 @@ class Service:
                 [process], lambda: self.answers(run_folder), self.start_timeout_s
             )
         except (RuntimeError, asyncio.TimeoutError) as error:
-            raise ServiceError(no_start(f"The {self.name} at {self.address}", log)) from error
+            raise ServiceError(failed_start(f"The {self.name} at {self.address}", log)) from error
 
 
 def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:

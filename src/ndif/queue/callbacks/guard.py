@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 import httpcore
 
-from ndif.schema.callback import EVERY, POST
+from ndif.schema.callback import EVERY_STATUS_PREFIX, POST
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -152,7 +152,7 @@ def read_address(text: str, allowed: Sequence[Network] = ()) -> Address:
             f"The callback {_quoted(text)} has characters beyond ASCII: write a host as xn--…, and the "
             "rest in percent escapes."
         )
-    url = text[len(EVERY) :] if text.lower().startswith(EVERY) else text
+    url = text[len(EVERY_STATUS_PREFIX) :] if text.lower().startswith(EVERY_STATUS_PREFIX) else text
     wants_post = url.lower().startswith(POST)
     url = url[len(POST) :] if wants_post else url
     if url.lower().startswith(("http://", "https://")):

@@ -75,7 +75,7 @@ class CacheState:
         """Return the size of all repositories."""
         return sum(repository.size_bytes for repository in self.repositories)
 
-    def may_go(self, repository: CachedRepository) -> bool:
+    def is_deletable(self, repository: CachedRepository) -> bool:
         """Return True if a repository may be deleted."""
         return not repository.in_use and repository.name.lower() not in self.protected
 
@@ -83,14 +83,14 @@ class CacheState:
         """Return the least recently used deletable repositories that together have `size_bytes`, or all."""
         chosen: list[CachedRepository] = []
         for repository in sorted(
-            filter(self.may_go, self.repositories), key=lambda repo: repo.last_used
+            filter(self.is_deletable, self.repositories), key=lambda repo: repo.last_used
         ):
             if sum(repo.size_bytes for repo in chosen) >= size_bytes:
                 break
             chosen.append(repository)
         return chosen
 
-    def to_fit(self, name: str, missing: int) -> list[CachedRepository]:
+    def select_deletions(self, name: str, missing: int) -> list[CachedRepository]:
         """Return repositories to delete before `name` grows by `missing` bytes, or raise NoSpaceError."""
         others = tuple(repository for repository in self.repositories if repository.name != name)
         coming = sum(repository.coming_bytes for repository in others)
@@ -117,12 +117,12 @@ class CacheState:
 def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
     """Delete repositories until `missing` bytes of `name` fit; return the deleted names.
 
-    The bytes stay reserved until `note_coming(name, None)`, or until the mark's lock is released.
+    The bytes stay reserved until `record_download(name, None)`, or until the mark's lock is released.
 
     Raises:
         NoSpaceError: If not enough bytes can be freed.
     """
-    with deciding():
+    with locked():
         delete_parts()
         state = scan(rules)
         size, coming = next(
@@ -136,12 +136,14 @@ def make_room(name: str, missing: int, rules: CacheRules) -> list[str]:
         if coming:  # another process downloads the same files
             missing = min(missing, coming)
         deleted = [
-            repository.name for repository in state.to_fit(name, missing) if delete(repository.name)
+            repository.name
+            for repository in state.select_deletions(name, missing)
+            if delete(repository.name)
         ]
         if deleted:
             # Check again: repositories may share files, and deletions may then free less than their sizes.
-            replace(scan(rules), limit_bytes=None).to_fit(name, missing)
-        note_coming(name, size + missing)
+            replace(scan(rules), limit_bytes=None).select_deletions(name, missing)
+        record_download(name, size + missing)
     return deleted
 
 
@@ -225,25 +227,25 @@ def in_use(name: str) -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError):
             mark = held.enter_context(_opened(_mark(name)))
             fcntl.flock(mark, fcntl.LOCK_SH)
-            held.callback(note_use, name)
-        note_use(name)
+            held.callback(record_use, name)
+        record_use(name)
         yield
 
 
-def note_use(name: str) -> None:
+def record_use(name: str) -> None:
     """Record the present time as the last use of a repository."""
     with contextlib.suppress(OSError, ValueError):
         os.utime(_mark(name))
 
 
-def note_coming(name: str, size_bytes: int | None) -> None:
+def record_download(name: str, size_bytes: int | None) -> None:
     """Record the size that a repository will have after its download; None after the download."""
     with contextlib.suppress(OSError, ValueError):
         _mark(name).write_text("" if size_bytes is None else str(size_bytes))
 
 
 @contextlib.contextmanager
-def deciding() -> Iterator[None]:
+def locked() -> Iterator[None]:
     """Hold this machine's lock for decisions about the cache while the context lasts."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):

@@ -36,7 +36,7 @@ from ndif.runtime.sizing import RepositoryFacts
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError, sentence
 from ndif.runtime.typed_json import from_json, to_json
-from ndif.runtime.weights.cache import CacheRules, make_room, note_use
+from ndif.runtime.weights.cache import CacheRules, make_room, record_use
 
 HUB_TIMEOUT_S = 10.0
 _CONFIG = "config.json"
@@ -207,7 +207,7 @@ def _provide(spec: ModelSpec, rules: CacheRules) -> RepositoryFacts:
     if spec.trust_remote_code:
         for repository in code_of_others(Path(folder)):
             snapshot_download(repository, allow_patterns="*.py")
-            note_use(repository)
+            record_use(repository)
     return RepositoryFacts(folder, info.id, info.pipeline_tag, is_gated(info))
 
 

@@ -192,7 +192,7 @@ class Builtins:
         """Replace `dataclasses.dataclass`, which generates code from the names of the fields."""
         if cls is None:
             return lambda decorated: self._dataclass(decorated, **options)
-        if not self._guards.owns(cls):
+        if not self._guards.is_users_own(cls):
             raise TypeError("dataclass() takes a class that your own code defines on this server")
         for base in cls.__mro__:
             for name in _field_names(base):
@@ -244,7 +244,7 @@ def _cached_property(guards: AccessGuards) -> type:
 
     class CachedProperty(functools.cached_property[Any]):
         def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
-            if instance is not None and not guards.owns(instance):
+            if instance is not None and not guards.is_users_own(instance):
                 raise TypeError("cached_property belongs to a class that your own code defines")
             return super().__get__(instance, owner)
 

@@ -237,7 +237,7 @@ class Definitions:
 
     def _fill_class(self, cls: Any, state: Any) -> Any:
         check([cls])
-        if not isinstance(cls, type) or not self._guards.owns(cls):
+        if not isinstance(cls, type) or not self._guards.is_users_own(cls):
             raise ForbiddenError("a request can set attributes only of classes that it defines")
         sent = {
             name: value for name, value in state[0].items() if not _comes_with_base(name, value)

@@ -91,7 +91,7 @@ class AccessGuards:
         self.builtins: dict[str, Any] = {}
         self.attribute = self._fast()
         self.texts = GuardedLookups(self.read, self.item)
-        guard_copying(self.owns)
+        guard_copying(self.is_users_own)
         guard_wrapping()
         guard_redirection()
         guard_templates(self.check)
@@ -135,7 +135,7 @@ class AccessGuards:
             allowed = name in names.OWN if dunder else name not in INSPECT_ATTRIBUTES
             if type(value) is Placeholder:
                 value()  # raises the error of the missing module for every attribute
-            if not (allowed and self.owns(value) and self._may_read_private(value, name)):
+            if not (allowed and self.is_users_own(value) and self._may_read_private(value, name)):
                 raise AttributeError(self._refusal(value, name))
         return self.attribute(value, name)
 
@@ -194,13 +194,17 @@ class AccessGuards:
         if issubclass(kind, type | super):
             if issubclass(type(value), type):
                 listing = issubclass(value, torch.nn.Module)
-                return self._protected.given_by_class(name, result) if listing else result
+                return self._protected.protect_method(name, result) if listing else result
         elif self._is_submodule(value, name):
             return result
         envoy = self._is_envoy(value)
         if envoy and name == "get":
             return functools.partial(self.follow, value)
-        return self._protected.given(name, result) if envoy or value in self._protected else result
+        return (
+            self._protected.protect_attribute(name, result)
+            if envoy or value in self._protected
+            else result
+        )
 
     def _forward_target(self, value: Any, name: str) -> Any:
         """Return the object to which a method or an alias forwards attribute access."""
@@ -376,13 +380,13 @@ class AccessGuards:
         """Record that `cls` is a class of the user."""
         self._owned[id(cls)] = cls
 
-    def owns(self, value: Any) -> bool:
+    def is_users_own(self, value: Any) -> bool:
         """Return True if `value` is a user's class, an instance of one, or a user's module."""
         kind = type(value)
         if issubclass(kind, UserModule):
             return True
         if issubclass(kind, super):
-            return self.owns(inheritance.bound(value))
+            return self.is_users_own(inheritance.bound(value))
         cls = _class_of(value)
         return self._is_user_class(cls) or any(id(base) in self._owned for base in bases(cls))
 
@@ -445,7 +449,7 @@ class AccessGuards:
             return None
         if isinstance(value, ModuleType):
             return f"cannot modify the module {value.__name__!r}: it is protected on this server"
-        is_users_own = self.owns(value)
+        is_users_own = self.is_users_own(value)
         if name.startswith("__") and name.endswith("__"):
             allowed = is_users_own or (name in names.WRITABLE and self.own_function(value))
             if allowed or (isinstance(value, BaseException) and name in names.CONTEXTUAL):
@@ -502,7 +506,7 @@ class AccessGuards:
 
     def _check_read(self, value: Any, name: Any) -> None:
         _check_text(name)
-        if self.owns(value):
+        if self.is_users_own(value):
             refused = name in (names.BLOCKED | INSPECT_ATTRIBUTES) - names.OWN
             is_readable = not private(name) or name in names.ALLOWED or name in names.PUBLIC
             refused = refused or not (is_readable or self._may_read_private(value, name))

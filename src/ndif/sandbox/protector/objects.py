@@ -66,7 +66,7 @@ class ProtectedObjects:
     def __contains__(self, value: Any) -> bool:
         return self._held.get(id(value)) is value
 
-    def given(self, name: str, result: Any) -> Any:
+    def protect_attribute(self, name: str, result: Any) -> Any:
         """Return the value that a block gets for an attribute of a protected object or of its wrapper."""
         if name in _ACTIVATIONS:
             return result
@@ -80,7 +80,7 @@ class ProtectedObjects:
             self._held[id(result)] = result
         return result
 
-    def given_by_class(self, name: str, result: Any) -> Any:
+    def protect_method(self, name: str, result: Any) -> Any:
         """Return the value that a block gets for a method of a module class, callable with any module."""
         if name not in _WEIGHT_LISTINGS or not isinstance(result, FunctionType):
             return result

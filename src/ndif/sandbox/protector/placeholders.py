@@ -131,7 +131,7 @@ def check(values: Iterable[object]) -> None:
             raise _error(value)
 
 
-def behind(error: ImportError) -> Placeholder | None:
+def placeholder_of(error: ImportError) -> Placeholder | None:
     """Return the placeholder whose use raised an error; None if the error has another cause."""
     placeholder = vars(error).get("placeholder")
     return placeholder if type(placeholder) is Placeholder else None

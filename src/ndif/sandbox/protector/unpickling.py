@@ -257,7 +257,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         self._persistent = persistent
         self._prefix = prefix
         self._held = {id(value) for value in persistent.values()}
-        self._modules = SentModules(resolver.guards.owns)
+        self._modules = SentModules(resolver.guards.is_users_own)
 
     def load(self) -> Any:
         """Decode the payload; see `pickle.Unpickler`.
@@ -402,7 +402,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
         try:
             _Unpickler.load_reduce(self)
         except ImportError as error:
-            used = placeholders.behind(error)
+            used = placeholders.placeholder_of(error)
             if used is None:
                 raise
             # An object whose creation uses a placeholder becomes a placeholder, too.
@@ -450,7 +450,7 @@ class SafeUnpickler(_Unpickler):  # type: ignore[misc]
             return Discarded()
         if not isinstance(value, kinds):
             self._check_changed(value)
-            if not self._resolver.guards.owns(value):
+            if not self._resolver.guards.is_users_own(value):
                 raise ForbiddenError(
                     f"a request cannot add items to an object of the class {type(value).__name__}"
                 )

@@ -13,7 +13,7 @@ from ndif.stores.accounts.anonymous_accounts import OwnerAccounts as OwnerAccoun
 from ndif.stores.accounts.choice import contradiction as contradiction
 from ndif.stores.accounts.choice import database_url as database_url
 from ndif.stores.accounts.choice import default_file as default_file
-from ndif.stores.accounts.choice import named as named
+from ndif.stores.accounts.choice import set_variables as set_variables
 from ndif.stores.accounts.file import FileAccounts as FileAccounts
 from ndif.stores.accounts.file import read_keys as read_keys
 from ndif.stores.accounts.guesses import TooManyGuessesError as TooManyGuessesError

@@ -42,7 +42,7 @@ def default_file(settings: FolderSettings) -> Path:
     return settings.root / _DEFAULT
 
 
-def named(settings: AccountSettings) -> list[str]:
+def set_variables(settings: AccountSettings) -> list[str]:
     """Return the names of the set variables that choose a form of accounts."""
     fields = {
         "dev_mode": settings.dev_mode,
@@ -55,7 +55,7 @@ def named(settings: AccountSettings) -> list[str]:
 
 def contradiction(settings: Settings) -> str | None:
     """Return an error if the account settings conflict, else None."""
-    names = named(settings)
+    names = set_variables(settings)
     if len(names) > 1:
         return (
             f"{' and '.join(names)} contradict each other: one of them says who may use the server. Unset "

@@ -98,7 +98,7 @@ def no_bucket(error: Exception) -> bool:
     return match is not None and match[1] == "NoSuchBucket"
 
 
-def answered(url: str, status: str, body: str) -> str:
+def describe_refusal(url: str, status: str, body: str) -> str:
     """Return a sentence about a server's refusal."""
     code = _CODE.search(body)
     if code is None:
@@ -109,11 +109,11 @@ def answered(url: str, status: str, body: str) -> str:
     return f"the object store at {url} refuses ({code[1]}{words}){advice}"
 
 
-def sentence(url: str, error: Exception) -> str:
+def describe_error(url: str, error: Exception) -> str:
     """Return a sentence about an error of obstore."""
     text = str(error)
     if status := _STATUS.search(text):
-        return answered(url, status[1], text)
+        return describe_refusal(url, status[1], text)
     # The innermost cause comes last in obstore's text.
     causes = _CAUSE.findall(text)
     if certificate := _CERTIFICATE.search(text):
@@ -453,7 +453,7 @@ class S3Store:
         # Another server may have created the bucket meanwhile.
         if answer.status_code not in (_CREATED, _EXISTS):
             status = f"{answer.status_code} {answer.reason_phrase}"
-            raise ObjectStoreError(answered(address.url, status, answer.text))
+            raise ObjectStoreError(describe_refusal(address.url, status, answer.text))
 
     async def _sweep_forever(self) -> None:
         while True:
@@ -469,4 +469,4 @@ class S3Store:
         try:
             yield
         except (BaseError, FileNotFoundError) as error:
-            raise ObjectStoreError(sentence(self._address.url, error)) from error
+            raise ObjectStoreError(describe_error(self._address.url, error)) from error
