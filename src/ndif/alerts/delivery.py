@@ -61,7 +61,7 @@ class Destination(ABC):
         self.form = form
         self.shown = shown
         self.waiting: deque[Message] = deque(maxlen=_MAX_WAITING)
-        self.bringing: Message | None = None
+        self.attempted: Message | None = None
         self.problem: str | None = None
         """Reason why the last attempt failed; None if it succeeded."""
         self.attempts = 0
@@ -74,7 +74,7 @@ class Destination(ABC):
 
     def remove_attempted(self) -> None:
         """Remove the message that was attempted, unless the full queue has dropped it already."""
-        if self.waiting and self.waiting[0] is self.bringing:
+        if self.waiting and self.waiting[0] is self.attempted:
             self.waiting.popleft()
 
 
@@ -235,7 +235,7 @@ class AlertDelivery(Delivery[Destination]):
 
     async def attempt(self, item: Destination) -> None:
         """See `Delivery.attempt`. A message that is too old is dropped."""
-        message = item.bringing = item.waiting[0]
+        message = item.attempted = item.waiting[0]
         if self._now() - message.at < _MAX_AGE_S:
             await item.send(message)
             if item.problem is not None:
