@@ -158,7 +158,7 @@ def client_environment(server: LocalServer, home: Path, overlay: Path | None) ->
 
 @pytest.fixture(scope="session")
 def sandboxed(server_environment: dict[str, str]) -> Iterator[LocalServer]:
-    """The same server, trusting nobody; call-backs may reach this machine."""
+    """The same server, trusting nobody; webhooks and mails may reach this machine."""
     environment = {**server_environment, "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8"}
     started = LocalServer(NAME, "--sandbox", environment=environment)
     try:

@@ -101,7 +101,7 @@ def test_webhook_is_delivered_after_server_was_killed(server_environment: dict[s
         job = send_old(server, ndif_callback=url).json()["id"]
         until(lambda: ended(server, job))
         # Nothing listens there yet, so the first attempt fails.
-        failed = f"request {job}: attempt 1 of its call-back"
+        failed = f"request {job}: attempt 1 of its webhook or mail"
         until(lambda: any(failed in line for line in [*server.output]), lambda: str(server.output))
     finally:
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
@@ -110,7 +110,7 @@ def test_webhook_is_delivered_after_server_was_killed(server_environment: dict[s
         server = LocalServer(*here, "--verbose", environment=environment).ready()
         try:
             until(lambda: asked)
-            told = f"request {job}: its call-back is delivered"
+            told = f"request {job}: its webhook or mail is delivered"
             until(lambda: any(told in line for line in [*server.output]))
         finally:
             server.stop()
@@ -138,12 +138,12 @@ def test_webhook_is_delivered_after_leader_was_killed(
     try:
         server.ready()
         job = accepted(server, f"post+http://127.0.0.1:{hook}/x?token={PRIVATE}")
-        until(lambda: f"request {job}: attempt 1 of its call-back" in log.read_text())
+        until(lambda: f"request {job}: attempt 1 of its webhook or mail" in log.read_text())
         (leader,) = processes_of(server.process.pid, "ndif.server.leader")
         os.kill(leader, signal.SIGKILL)
         with web_server(hook, GOOD) as asked:
             until(lambda: asked)
-            until(lambda: f"request {job}: its call-back is delivered" in log.read_text())
+            until(lambda: f"request {job}: its webhook or mail is delivered" in log.read_text())
         (other,) = processes_of(server.process.pid, "ndif.server.leader")
         assert other != leader
         assert asked[0].startswith(f"POST /x?token={PRIVATE} HTTP/1.1".encode())
@@ -169,7 +169,7 @@ def test_mail_is_sent_without_logging_its_address(server_environment: dict[str, 
         try:
             job = send_old(server, ndif_callback="ada@lovelace.example").json()["id"]
             until(lambda: post.received)
-            told = f"request {job}: its call-back is delivered"
+            told = f"request {job}: its webhook or mail is delivered"
             until(lambda: any(told in line for line in [*server.output]))
         finally:
             server.stop()

@@ -42,7 +42,7 @@ DASHBOARDS: Mapping[str, Mapping[str, Any]] = {
         PROMETHEUS,
         "ndif-server",
         "NDIF: server",
-        "HTTP, live channels, call-backs, stores, hosts.",
+        "HTTP, live channels, webhooks and mails, stores, hosts.",
         server.ROWS,
     ),
     "influxdb-jobs.json": dashboard(

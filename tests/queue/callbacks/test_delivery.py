@@ -256,9 +256,10 @@ async def test_failed_webhook_is_retried_until_it_succeeds(
     assert len(receiver.asked) == 3
     assert len({each.headers["webhook-id"] for each in receiver.asked}) == 1
     assert (
-        f"request {request.id}: attempt 2 of its call-back failed: it answered 503" in caplog.text
+        f"request {request.id}: attempt 2 of its webhook or mail failed: it answered 503"
+        in caplog.text
     )
-    assert f"request {request.id}: its call-back is delivered" in caplog.text
+    assert f"request {request.id}: its webhook or mail is delivered" in caplog.text
     assert "secret-path" not in caplog.text
     assert "localhost" not in caplog.text
 

@@ -1,4 +1,4 @@
-"""HTTP, live channels, call-backs, stores, hosts."""
+"""HTTP, live channels, webhooks and mails, stores, hosts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROWS: Rows = {
             most=1,
         ),
     ],
-    "Channels, call-backs, retention, telemetry": [
+    "Channels, webhooks and mails, retention, telemetry": [
         Panel(
             "WebSockets that are open",
             "Live channels of clients: `/subscribe` of the newest, `/ws` of older ones.",
@@ -53,7 +53,7 @@ ROWS: Rows = {
             is_stacked=True,
         ),
         Panel(
-            "Call-backs, by outcome",
+            "Webhooks and mails, by outcome",
             "Attempts to deliver a webhook or mail. `ndif callbacks list` shows given-up ones, and why.",
             "ops",
             {"{{outcome}}": rate("ndif_callbacks_total", HERE, "outcome")},

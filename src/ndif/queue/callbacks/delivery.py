@@ -44,7 +44,7 @@ class CallbackDelivery(Delivery[Callback]):
     No order is kept: a receiver that fails delays its own callbacks and no others.
     """
 
-    name = "call-backs"
+    name = "webhooks and mails"
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class CallbackDelivery(Delivery[Callback]):
         return [*dict.fromkeys(callback.request_id for callback in callbacks)]
 
     def title(self, item: Callback) -> str:
-        return f"request {item.request_id}: its call-back"
+        return f"request {item.request_id}: its webhook or mail"
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Callback]:
         """See `Delivery.due`. Also forget callbacks that were given up long ago."""
@@ -126,7 +126,7 @@ class CallbackDelivery(Delivery[Callback]):
         )
         outcome = "given up; `ndif callbacks` lists it"
         logger.warning(
-            "request %s: attempt %d of its call-back failed: %s; %s",
+            "request %s: attempt %d of its webhook or mail failed: %s; %s",
             *(item.request_id, attempts, problem),
             outcome if is_over else f"again in {format_duration(pause_s)}",
         )
