@@ -19,6 +19,7 @@ from ndif.schema.states import DeploymentLevel
 from ndif.schema.step import QUEUE, Step
 from ndif.telemetry import metrics
 from ndif.telemetry.exposition import exposition
+from ndif.telemetry.model_labels import MODELS
 from ndif.telemetry.state import families
 
 _ALL, _NONE = "all telemetry", "none"
@@ -71,6 +72,8 @@ def measure(site: Site) -> Iterator[Figure]:
 
 
 def _answers() -> Iterator[Figure]:
+    for number in range(_MODELS):
+        MODELS.add_deployed(f"org/model-{number}", [f"org/model-{number}"])
     for number in range(_JOBS):
         metrics.job_ended(_job(number), 1 << 20)
     calendar = ScheduleState(
@@ -126,6 +129,7 @@ def _model(number: int) -> ModelState:
         revision=None,
         task=None,
         generation="0.8",
+        metrics_label=f"org/model-{number}",
         dedicated=True,
         size_bytes=1 << 30,
         desired_replicas=1,

@@ -32,6 +32,7 @@ from ndif.stores.redis import connect
 from ndif.stores.usage import MemoryUsage
 from ndif.tasks import end
 from ndif.telemetry import metrics
+from ndif.telemetry.model_labels import OTHER
 from tests.alerts.receivers import Receiver, receiving
 from tests.alerts.states import status, waits
 from tests.on_loop import on_loop
@@ -214,6 +215,12 @@ def test_events_are_counted_by_model() -> None:
     assert "org/counted" not in before.ended
     sums = (now.ended, now.failed, now.lost, now.evicted)
     assert [each["org/counted"] for each in sums] == [5, 2, 1, 2]
+
+
+def test_jobs_for_models_never_loaded_here_are_no_cause() -> None:
+    metrics.JOBS.labels(OTHER, "ERROR").inc(20)
+    now = counted()
+    assert OTHER not in {*now.ended, *now.failed}
 
 
 # The digest's text

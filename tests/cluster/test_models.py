@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ndif.cluster.models import Models, NotServedError
+from ndif.cluster.status import publish, read
 from ndif.schema.deployment import DeploymentConfig
 from ndif.schema.model_key import ModelKey
 from ndif.schema.repositories import Repositories
+from ndif.telemetry.model_labels import MODELS
 
 CLASS = "nnsight.modeling.transformers.TransformersModel"
 OLDER = "nnsight.modeling.language.LanguageModel"
@@ -138,6 +143,41 @@ def test_model_keeps_key_when_canonical_name_is_learned() -> None:
     assert models.of(key("gpt2")) is model
     for named in (key("gpt2"), key("openai-community/gpt2", task="text-generation")):
         assert models.find(named) is model
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda models, config: models.put(config),
+        lambda models, config: models.schedule([config]),
+        lambda models, config: models.note_loaded([f"{config.key}@0.8"]),
+    ],
+    ids=["deployed", "scheduled", "loaded"],
+)
+def test_used_model_has_label_in_metrics(use: Callable[[Models, DeploymentConfig], Any]) -> None:
+    name = f"labels/{uuid.uuid4().hex}"
+    models = Models()
+    model = models.admit(DeploymentConfig(name, name).key, "0.8", hotswapping=True)
+    read(publish(models), Repositories())  # as a gateway does
+    assert MODELS.of(name) == "other"
+    use(models, model.config)
+    assert MODELS.of(name) == name
+
+
+def test_deployed_model_has_label_in_metrics_of_gateways() -> None:
+    name = f"labels/{uuid.uuid4().hex}"
+    published = replace(publish(Models([DeploymentConfig("a/a", "a/a")]))[0], key=str(key(name)))
+    assert MODELS.of(name) == "other"
+    read([published], Repositories())
+    assert MODELS.of(name) == "a/a"
+
+
+def test_model_with_two_names_has_label_of_hub_in_metrics() -> None:
+    name = f"labels/{uuid.uuid4().hex}"
+    models = Models([DeploymentConfig(name, name)])
+    (model,) = models
+    models.learn(model, name.upper(), None)
+    assert MODELS.of(name) == MODELS.of(name.upper()) == name.upper()
 
 
 def test_operator_selects_model_by_repo_id_or_key() -> None:

@@ -406,7 +406,7 @@ def test_trailer_does_not_count_as_header(server: Gateway) -> None:
         + TOKEN.encode()
         + b"\r\n\r\n"
     )
-    assert raw(server.url, sent)[0] == 401
+    assert raw(server.url, sent)[0] == 400
 
 
 def test_rejected_handshake_returns_request_id_of_client(server: Gateway, log: io.StringIO) -> None:

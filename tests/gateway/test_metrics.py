@@ -26,7 +26,7 @@ from ndif.stores.objects import ObjectStoreError
 from tests.clients.harness import LocalServer
 from tests.gateway.test_bad_input import send_old
 from tests.on_loop import on_loop
-from tests.security.serving import gateway
+from tests.security.serving import NAME, OLD, gateway
 from tests.services.prometheus import PrometheusServer
 from tests.services.redis import RedisServer
 from tests.stores.broker.signers import SECRET
@@ -182,6 +182,31 @@ def test_rejections_and_requests_are_counted(runtimes: Path, tmp_path: Path) -> 
         accepted = count("ndif_submitted_bytes_count", wire="headers")
         assert found.submit_old().status_code == 200
         assert count("ndif_submitted_bytes_count", wire="headers") == accepted + 1
+
+
+def test_no_value_that_a_client_chooses_adds_series(runtimes: Path, tmp_path: Path) -> None:
+    with gateway(tmp_path / "results", runtimes, dev_mode=True) as server:
+
+        def series() -> set[str]:
+            lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+            return {line.rpartition(" ")[0] for line in lines if line.startswith("ndif_")}
+
+        def send(text: str) -> None:
+            http.get(f"/{text}")
+            http.get(f"/response/{text}/{text}")
+            http.get("/ping", headers={"User-Agent": text, "Origin": f"http://{text}"})
+            versions = {"nnsight-version": text, "python-version": text}
+            assert server.submit_old(**versions).status_code == 400
+            key = OLD.replace(NAME, f"{text}/model")
+            assert server.submit_old(**{"nnsight-model-key": key}).status_code == 400
+
+        with httpx.Client(base_url=server.url) as http:
+            series()
+            send("first")
+            before = series()
+            for number in range(20):
+                send(f"invented-{number}")
+            assert series() == before
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ndif.schema.status import Status
 from ndif.telemetry import measurements, metrics
 from ndif.telemetry.influxdb import endpoint_of, lines, writing
 from ndif.telemetry.measurements import Measurement
+from ndif.telemetry.model_labels import MODELS
 from ndif.telemetry.shipper import ShippingPolicy
 from tests.clients.harness import Client, LocalServer, StartedServer
 from tests.conftest import NAME, client_environment
@@ -65,6 +66,7 @@ def a_request(model: str = "org/name") -> Request:
 
 def emit_all(model: str) -> None:
     """Count one event of each kind."""
+    MODELS.add_deployed(model, [model])
     request = a_request(model)
     metrics.submitted(request)
     metrics.status_left(request, Status.QUEUED, 0.25)

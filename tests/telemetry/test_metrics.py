@@ -32,6 +32,7 @@ from ndif.stores.disk import disk_usage
 from ndif.telemetry import metrics, state
 from ndif.telemetry.exposition import _Families, _lines, exposition
 from ndif.telemetry.metrics_folder import VARIABLE, prepare
+from ndif.telemetry.model_labels import MODELS, ModelLabels
 from ndif.telemetry.state import families
 from tests.services.prometheus import promtool
 
@@ -69,7 +70,8 @@ def a_model(name: str, **fields: Any) -> ModelState:
     (one,) = model.replicas
     one = replace(one, request_id="r", gpu_mem_bytes_by_id={"0": 100})
     said = {"repo_id": name, "waiting": 3, "desired_replicas": 2, "replicas": [one]}
-    return replace(model, **{**said, **fields})
+    model_state = replace(model, **{**said, **fields})
+    return replace(model_state, metrics_label=model_state.label)
 
 
 STATE = replace(
@@ -101,6 +103,7 @@ def values(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 def test_ended_job_is_counted() -> None:
     model = "org/ended"
+    MODELS.add_deployed(model, [model])
     for record, peak in (
         (a_record(model), 1 << 20),
         (a_record(model, status="ERROR", dispatched=None, execution_s=0.0), 0),
@@ -114,12 +117,25 @@ def test_ended_job_is_counted() -> None:
     assert sample("ndif_job_peak_memory_bytes_sum", model=model) == 1 << 20
 
 
-def test_model_and_route_labels_are_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(metrics, "_models", set())
-    monkeypatch.setattr(metrics, "_MAX_MODELS", 2)
-    assert [metrics.model_label(name) for name in "abcab"] == ["a", "b", "other", "a", "b"]
+def test_only_deployed_and_loaded_models_have_labels() -> None:
+    labels = ModelLabels(max_loaded=2)
+    labels.add_deployed("Org/Deployed", ["org/deployed", "Org/Deployed"])
+    for name in ("org/first", "org/second", "org/third"):
+        labels.add_loaded(name, [name])
+    labels.add_loaded("Org/First", ["org/first"])
+    labels.add_deployed("org/late", ["org/late"])
+    for name, label in (
+        ("org/deployed", "Org/Deployed"),
+        ("org/first", "Org/First"),
+        ("org/second", "org/second"),
+        ("org/third", "other"),
+        ("org/late", "org/late"),
+        ("org/invented", "other"),
+    ):
+        assert labels.of(name) == label
+
+
+def test_routes_share_labels() -> None:
     for path, label in (
         ("/response/7c1e", "/response"),
         ("/hub/org/name/resolve/main/x", "/hub"),
@@ -236,6 +252,8 @@ from ndif.gateway.openapi import example_of
 from ndif.schema.answer import from_plain
 from ndif.schema.job_record import JobRecord
 from ndif.schema.server_state import GpuState, MemoryState, ModelState, ServerState
+from ndif.telemetry.model_labels import MODELS
+MODELS.add_deployed("org/shared", ["org/shared"])
 metrics.job_ended(
     JobRecord("id", "ada", "key", "org/shared", "0.8", "COMPLETED", 1.0, 2.0, 3.0, 0.5, 10), 0
 )

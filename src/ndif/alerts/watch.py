@@ -34,6 +34,7 @@ from ndif.stores.ping import Ping, ask
 from ndif.stores.usage import UsageStore, UsageUnavailableError
 from ndif.tasks import end, within
 from ndif.telemetry import metrics
+from ndif.telemetry.model_labels import OTHER
 
 logger = logging.getLogger(__name__)
 
@@ -243,11 +244,16 @@ def open_alerts(
 
 
 def counted() -> Counts:
-    """Return the events that this process has counted, by model, from its metrics."""
+    """Return the events that this process has counted, by model, from its metrics.
+
+    Jobs for models without a label of their own are left out.
+    """
     ended: dict[str, float] = {}
     failed: dict[str, float] = {}
     for labels, value in _samples(metrics.JOBS):
         model = labels["model"]
+        if model == OTHER:  # jobs for names that do not exist can only fail
+            continue
         ended[model] = ended.get(model, 0.0) + value
         if labels["status"] not in NO_ERRORS:
             failed[model] = failed.get(model, 0.0) + value

@@ -12,6 +12,7 @@ from ndif.schema.deployment import DeploymentConfig, explain_mismatch
 from ndif.schema.model_key import ModelKey
 from ndif.schema.repositories import GATED, Repositories
 from ndif.schema.structure import ModelStructure
+from ndif.telemetry.model_labels import MODELS
 
 _REPO_ID = re.compile(r"[\w\-][\w.\-]{0,95}(/[\w\-][\w.\-]{0,95})?", re.ASCII)
 _MOST_NAMED = 20
@@ -165,6 +166,7 @@ class Models:
     def add(self, model: Model) -> None:
         """Add an unknown model."""
         self._models.append(model)
+        self._name_in_metrics(model)
 
     def put(self, config: DeploymentConfig) -> Model:
         """Set an operator's settings of a model, and return the model."""
@@ -174,6 +176,7 @@ class Models:
             self.add(model)
         else:
             model.config, model.on_demand = config, False
+            self._name_in_metrics(model)
         return model
 
     def find(self, key: ModelKey) -> Model | None:
@@ -216,7 +219,11 @@ class Models:
         for variant in variants:
             key, _, generation = variant.rpartition("@")
             loaded[key] = loaded.get(key, frozenset()) | {generation}
+        new = {ModelKey.parse(key) for key in loaded.keys() - self._loaded.keys()}
         self._loaded = loaded
+        for model in self._models:
+            if model.key in new:
+                self._name_in_metrics(model)
 
     def loaded_in(self, model: Model) -> frozenset[str]:
         """Return the generations in which a model has a replica on a device, up or loading."""
@@ -351,10 +358,12 @@ class Models:
         begun = [m for m in self._models if id(m) in scheduled and m.scheduled != scheduled[id(m)]]
         for model in self._models:
             model.scheduled = scheduled.get(id(model))
+        for model in begun:
+            self._name_in_metrics(model)
         return begun, ended
 
-    @staticmethod
     def learn(
+        self,
         model: Model,
         repo_id: str | None,
         task: str | None,
@@ -370,3 +379,13 @@ class Models:
         model.config = replace(
             model.config, repo_id=repo_id or model.config.repo_id, task=model.config.task or task
         )
+        self._name_in_metrics(model)
+
+    def _name_in_metrics(self, model: Model) -> None:
+        """Give a model a label of its own in metrics, if it is deployed, or has a replica on a device."""
+        label = model.config.key.label
+        names = label, model.key.label
+        if not model.on_demand or model.scheduled is not None:
+            MODELS.add_deployed(label, names)
+        elif self.loaded_in(model):
+            MODELS.add_loaded(label, names)

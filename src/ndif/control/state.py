@@ -41,6 +41,7 @@ from ndif.schema.server_state import (
 from ndif.schema.states import DeploymentLevel, ProcessorStatus
 from ndif.schema.status import Status
 from ndif.schema.step import Step
+from ndif.telemetry.model_labels import MODELS
 
 
 def current_problems(controller: Controller) -> Iterator[Problem]:
@@ -120,6 +121,7 @@ def _model(
         revision=key.revision,
         task=key.task,
         generation=generation,
+        metrics_label=MODELS.of(key.label),
         dedicated=model.dedicated,
         size_bytes=controller.size_of(variant),
         desired_replicas=processor.desired_replicas if processor else model.deployment.replicas,

@@ -45,6 +45,21 @@ _LARGE_HEAD = HttpError(
 _MANY_HEADERS = HttpError(
     431, f"The request has too many headers: there may be {_MAX_HEADERS} of them."
 )
+_AMBIGUOUS_HOST = HttpError(400, "The request has several Host headers: send one.")
+_AMBIGUOUS_LENGTH = HttpError(
+    400,
+    "A body without Content-Length must be sent by HTTP/1.1 with Transfer-Encoding: chunked alone.",
+)
+_LATE_HEADER = HttpError(
+    400, "A header of this name may not follow the body (as a trailer): send it before the body."
+)
+_OF_HEAD = (
+    *(b"host", b"content-length", b"content-type", b"content-encoding", b"transfer-encoding"),
+    *(b"connection", b"upgrade", b"expect", b"range", b"if-", b"origin", b"sec-", b"forwarded"),
+    *(b"authorization", b"cookie", b"x-forwarded-", b"x-request-id", b"access-control-"),
+    *(b"traceparent", b"ndif-", b"nnsight-", b"python-version"),
+)
+"""First letters of the headers that this server, or a proxy before it, acts on."""
 _NO_HANDSHAKE = HttpError(
     400,
     "This request opens no WebSocket: it must be a GET with at most 128 headers, each of at most 8 KiB.",
@@ -289,7 +304,8 @@ class HttpConnection(_WatchedConnection, HttpToolsProtocol):
         """Send the refusal in `self._refusal`, unless an answer has begun, and close the connection."""
         logger.warning("a client at %s is refused: %s", _host(self.client), self._refusal.detail)
         cycle = self.cycle
-        if cycle is None or cycle.response_complete or not cycle.response_started:
+        is_free = cycle is None or cycle.response_complete or not cycle.response_started
+        if is_free and not self._rest.is_on:  # else the rest of an answered request is refused
             self.transport.write(written(self._refusal))
         self.transport.close()
 
@@ -306,7 +322,7 @@ class HttpConnection(_WatchedConnection, HttpToolsProtocol):
             self._refuse(_LONG_TARGET)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header within the limits; ignore trailers, which follow a body."""
+        """Add a header within the limits; refuse trailers named in `_OF_HEAD`, ignore others."""
         if self._is_head:
             super().on_header(name, value)
             self._header_bytes += len(name) + len(value)
@@ -314,17 +330,31 @@ class HttpConnection(_WatchedConnection, HttpToolsProtocol):
                 self._refuse(_MANY_HEADERS)
             if self._header_bytes > _MAX_HEAD:
                 self._refuse(_LARGE_HEAD)
+        elif name.lower().startswith(_OF_HEAD):
+            self._refuse(_LATE_HEADER)
 
     def _refuse(self, answer: HttpError) -> None:
         self._refusal = answer
         raise ValueError(answer.detail)  # stops the parser; uvicorn then calls `send_400_response`
 
     def on_headers_complete(self) -> None:
+        self._refuse_ambiguous()
         self._limit.set_busy(self.transport)
         self._head.stop()
         self._is_head = False
         self._head_bytes = 0
         super().on_headers_complete()
+
+    def _refuse_ambiguous(self) -> None:
+        """Refuse a head that a proxy may read differently, and that llhttp accepts."""
+        names = [name for name, _ in self.headers]
+        if names.count(b"host") > 1:
+            self._refuse(_AMBIGUOUS_HOST)
+        if b"transfer-encoding" in names:
+            codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+            is_plain = len(codings) == 1 and codings[0].strip().lower() == b"chunked"
+            if not is_plain or self.parser.get_http_version() != "1.1":
+                self._refuse(_AMBIGUOUS_LENGTH)
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0

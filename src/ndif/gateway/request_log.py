@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ndif.gateway.http_error import RETRY_SOON, HttpError, refuse, shown_path
 from ndif.telemetry import metrics
+from ndif.telemetry.model_labels import OTHER
 from ndif.telemetry.request_id import HEADER, RequestId, name
 
 logger = logging.getLogger("ndif.http")
@@ -82,7 +83,7 @@ class RequestLog:
                 duration_s,
             )
             route = metrics.route_label(scope["path"])
-            label = method if method in _METHODS else metrics.OTHER
+            label = method if method in _METHODS else OTHER
             metrics.REQUESTS.labels(route, label, status or "unanswered").inc()
             if scope["type"] == "http":
                 metrics.REQUEST_SECONDS.labels(route).observe(duration_s)

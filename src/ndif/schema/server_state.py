@@ -130,6 +130,8 @@ class ModelState:
     task: str | None
     generation: str | None
     """Null for a model without replicas and requests."""
+    metrics_label: str
+    """Label in metrics: `other` until it is deployed or loaded."""
     dedicated: bool
     size_bytes: int | None
     desired_replicas: int
@@ -201,6 +203,7 @@ _EXAMPLE: JsonObject = {
             "revision": None,
             "task": "text-generation",
             "generation": "0.8",
+            "metrics_label": "openai-community/gpt2",
             "dedicated": True,
             "size_bytes": 593_000_000,
             "desired_replicas": 1,

@@ -1,6 +1,7 @@
 """The metrics that this server counts: names, labels and buckets, by Prometheus' conventions.
 
-Units are base units. No user, key, address or request is a label, so the number of series does not grow
+Units are base units. No user, key, address or request is a label. A value that a client chooses is a label
+only if it is of a closed set, and counts under `other` otherwise. So the number of series does not grow
 with users. Each process counts for itself; processes that share a port expose each other's metrics
 (`metrics_folder.py`). Functions of this module also pass each event to the writer of measurements, if there
 is one (`measurements.py`). Source: https://prometheus.io/docs/practices/naming/
@@ -17,13 +18,10 @@ from ndif.schema.request import Request
 from ndif.schema.status import Status
 from ndif.telemetry import measurements
 from ndif.telemetry.measurements import measured
+from ndif.telemetry.model_labels import MODELS, OTHER
 
 # `_created` samples would double the number of samples, and Prometheus ignores them by default.
 disable_created_metrics()  # type: ignore[no-untyped-call]
-
-OTHER = "other"
-"""Label of all models, routes and reasons without a label of their own."""
-_MAX_MODELS = 500
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _MODEL_SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 1800)
@@ -124,18 +122,11 @@ _ROUTES = frozenset(
         *("login", "logout", "session", "models", "openapi.json"),
     )
 )
-_models: set[str] = set()
 
 
 def model_label(name: str) -> str:
-    """Return a model's label: its name, or `OTHER` beyond the first hundreds of models of this process."""
-    if name not in _models:
-        if len(_models) >= _MAX_MODELS:
-            return OTHER
-        # With a lone surrogate, the whole response of /metrics could not be encoded.
-        name = name.encode(errors="replace").decode()
-        _models.add(name)
-    return name
+    """Return a model's label: `OTHER` unless the model was deployed or loaded here."""
+    return MODELS.of(name)
 
 
 def submitted(request: Request) -> None:

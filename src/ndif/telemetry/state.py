@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from ndif.schema.server_state import ModelState, NodeState, ServerState
-from ndif.telemetry.metrics import OTHER
+from ndif.telemetry.model_labels import OTHER
 
 _MAX_MODELS = 500
 _STATES = ("RUNNING", "DEPLOYING", "UNHEALTHY", "NOT DEPLOYED", "WARM")
@@ -114,7 +114,7 @@ def _by_label(models: Iterable[ModelState]) -> dict[tuple[str, str], list[ModelS
     """Group models by label; beyond `_MAX_MODELS` labels, all other models share one label."""
     groups: dict[tuple[str, str], list[ModelState]] = {}
     for model in models:
-        label = model.label, model.generation or ""
-        has_label = label in groups or len(groups) < _MAX_MODELS
+        label = model.metrics_label, model.generation or ""
+        has_label = OTHER not in label and (label in groups or len(groups) < _MAX_MODELS)
         groups.setdefault(label if has_label else (OTHER, ""), []).append(model)
     return groups
