@@ -385,6 +385,7 @@ class Controller:
             measured.task,
             measured.parameters,
             gated=measured.gated,
+            on_branch=measured.on_branch,
         )
         if measured.structure is not None:
             # The description by a replica that loaded the model is kept: this one follows from a config.
@@ -392,7 +393,7 @@ class Controller:
         if not self._of(asked.model):
             self.models.unite(asked.model)
         if asked.model.same_as is None:
-            # Checked again, now that the hub has told the model's name and whether access is restricted.
+            # Checked again: the hub has told the model's name, its branches, and whether it is restricted.
             why = self.models.not_permitted(asked.model.key, asked.model, gated=asked.gated)
             if why is not None:
                 return why

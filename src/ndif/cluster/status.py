@@ -156,6 +156,7 @@ class PublishedModel:
     scheduled: DeploymentConfig | None
     aliases: tuple[str, ...]
     gated: bool
+    on_branch: bool
     deploying: int
     loaded: tuple[str, ...]
     """The generations for which it is loaded."""
