@@ -18,8 +18,8 @@ REVISION_RULE = (
 def is_revision(text: str) -> bool:
     """Return True if a text is a well-formed name of a Git reference, or a commit.
 
-    The rules are the ones of `git check-ref-format --allow-onelevel`. In addition, the length is limited, and
-    unprintable characters of Unicode are refused.
+    The rules are the ones of `git check-ref-format --allow-onelevel`. In addition, the length is limited,
+    and unprintable characters of Unicode are refused.
     """
     return (
         0 < len(text) <= _MAX_CHARACTERS
