@@ -129,6 +129,52 @@ def test_operator_limits_repositories_loaded_on_demand(
         models.admit(key(may_not[0], "v2"), "0.8", hotswapping=True)
 
 
+PULL_REQUEST = "refs/pr/7"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize("revision", [PULL_REQUEST, "refs/convert/parquet", "REFS/pr/7"])
+def test_pull_request_revision_is_refused(revision: str) -> None:
+    models = Models()
+    with pytest.raises(NotServedError, match="anybody can open a pull request") as refused:
+        models.admit(key("a/a", revision), "0.8", hotswapping=True, gated=True)
+    assert "NDIF_ALLOWED_REVISIONS" in str(refused.value)
+    assert list(models) == []
+
+
+@pytest.mark.parametrize("pattern", [PULL_REQUEST, "refs/pr/*", "*"])
+def test_operator_allows_pull_request(pattern: str) -> None:
+    models = Models(repositories=Repositories(revisions=("refs/convert/*", pattern)))
+    model = models.admit(key("a/a", PULL_REQUEST), "0.8", hotswapping=True)
+    assert model.config.revision == PULL_REQUEST
+    assert not model.config.trust_remote_code
+
+
+def test_allowed_revisions_do_not_allow_repository() -> None:
+    models = Models(repositories=Repositories(denied=("a/*",), revisions=("*",)))
+    with pytest.raises(NotServedError, match="does not allow that repository"):
+        models.admit(key("a/a", PULL_REQUEST), "0.8", hotswapping=True)
+
+
+def test_deployed_pull_request_is_served() -> None:
+    models = Models([DeploymentConfig("a/a", "a/a", PULL_REQUEST)])
+    (deployed,) = models
+    models.learn(deployed, "a/a", None, on_branch=False)
+    assert models.admit(key("a/a", PULL_REQUEST), "0.8", hotswapping=True) is deployed
+    with pytest.raises(NotServedError, match="'refs/pr/8' is not loaded on demand"):
+        models.admit(key("a/a", "refs/pr/8"), "0.8", hotswapping=True)
+
+
+def test_commit_known_to_be_on_no_branch_is_refused() -> None:
+    named = key("a/a", COMMIT)
+    for rules, is_admitted in ((Repositories(), False), (Repositories(revisions=("0123*",)), True)):
+        models = Models(repositories=rules)
+        model = models.admit(named, "0.8", hotswapping=True)
+        models.learn(model, "a/a", None, on_branch=False)
+        models.learn(model, "a/a", None)  # by a replica, which does not know
+        assert (models.not_permitted(named, model, gated=True) is None) == is_admitted
+
+
 def test_on_demand_model_runs_no_remote_code() -> None:
     model = Models().admit(key("a/a"), "0.8", hotswapping=True)
     assert not model.config.trust_remote_code

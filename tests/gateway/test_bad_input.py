@@ -299,6 +299,7 @@ def peak_memory(server: LocalServer) -> int:
         (key("test-org/other"), f"serves '{NAME}', not 'test-org/other'"),
         (key("a\ud800b"), "not 'a\\ud800b'"),
         (key("<script>"), "not '<script>'"),
+        (key(revision="../../made5"), "must be a branch, a tag or a commit"),
         (key(revision="v2"), "at revision 'main', not 'v2'"),
         (key(task="fill-mask"), "for the task 'text-generation', not 'fill-mask'"),
         (key(path="os.system"), "not with 'os.system'"),

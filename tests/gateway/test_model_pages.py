@@ -187,6 +187,14 @@ async def test_each_revision_has_its_own_page(
     assert "at revision 'v3'" in (await ask(app, f"/models/{GPT2}?revision=v3", 404))["detail"]
 
 
+@pytest.mark.parametrize("revision", ["..%5C..%5Cmade5", "a%20b", "%00"])
+@on_loop
+async def test_malformed_revision_is_refused(runtimes: Path, revision: str) -> None:
+    app = application(Models([DeploymentConfig(GPT2, GPT2)]), runtimes)
+    refused = await ask(app, f"/models/{GPT2}?revision={revision}", 400)
+    assert "must be a branch, a tag or a commit" in refused["detail"]
+
+
 @on_loop
 async def test_model_without_tree_has_page(runtimes: Path) -> None:
     told = await ask(

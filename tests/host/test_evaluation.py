@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import torch
+from huggingface_hub import HfApi
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
@@ -40,6 +41,7 @@ from tests.runtime.replica import (
     alive,
     fork_servers,
 )
+from tests.runtime.weights.hub_with_refs import History, HubWithRefs
 from tests.serving import serving
 from tests.tiny_models import make_bert, make_gpt2, make_llama, make_t5
 from tests.waiting import eventually
@@ -329,6 +331,37 @@ async def test_repository_is_measured_without_weights_and_offline_from_cache(
         assert (offline.task, offline.repo_id) == ("text-generation", None)
         with pytest.raises(EvaluationError, match="not in this machine's cache"):
             await evaluate(a_config("test-org/nothing"), HERE)
+
+
+@on_loop
+async def test_commit_of_pull_request_is_recognized(
+    tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, refs = HfMirror(share_weights=True), HubWithRefs()
+    honest, pulled = "test-org/honest", "test-org/pulled"
+    for name in (honest, pulled):
+        mirror.serve(MirroredModel(name, tiny_gpt2, None, "text-generation"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with serving(refs.app(*mirror.routes())) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        commit = str(HfApi(endpoint=url).model_info(honest).sha)
+        refs.histories[honest] = History({"main": ["0" * 40, commit]})
+        refs.histories[pulled] = History({"main": ["0" * 40]})
+        async with some_servers() as servers:
+            evaluate = Evaluator(fork_servers=servers)
+            assert (await evaluate(a_config(pulled), HERE)).on_branch
+            measured = await evaluate(a_config(pulled, revision=commit), HERE)
+            assert not measured.on_branch
+            assert measured.size_bytes > 0, "an operator may deploy it"
+            assert (await evaluate(a_config(honest, revision=commit), HERE)).on_branch
+            await download(ModelSpec(honest, "0.8", commit), HERE, lambda _, __: None)
+    # Without the hub, a commit that was loaded before is accepted; of the other one only a config is here.
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    async with some_servers() as servers:
+        evaluate = Evaluator(fork_servers=servers)
+        assert (await evaluate(a_config(honest, revision=commit), HERE)).on_branch
+        with pytest.raises(EvaluationError, match="not in this machine's cache"):
+            await evaluate(a_config(pulled, revision=commit), HERE)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,15 @@ async def test_adapter_denied_by_operator_is_rejected(hub: Counted, tmp_path: Pa
     assert kept(cache) == {"two"}
 
 
+@pytest.mark.parametrize("suffix", ["@refs/pr/1", "/tree/refs/pr/1", "?revision=refs/pr/1"])
+@on_loop
+async def test_adapter_with_revision_is_rejected(hub: Counted, tmp_path: Path, suffix: str) -> None:
+    fetching = Adapters(RUNTIME, tmp_path / "cache", 1 << 20, 1 << 30)
+    with pytest.raises(AdapterError, match="is not the name of a repository"):
+        await fetching.fetch({"peft": f"org/one{suffix}"})
+    assert hub.asked == 0
+
+
 @on_loop
 async def test_single_adapter_is_kept_beyond_cache_limit(hub: Counted, tmp_path: Path) -> None:
     cache = tmp_path / "cache"

@@ -257,6 +257,8 @@ class World:
         self.sizes = sizes
         self.gated = set[str]()
         """Models that are gated on the hub."""
+        self.of_pull_requests = set[str]()
+        """Revisions that are on no branch or tag."""
         self.hub: dict[str, str] = {}
         """Names of models at a hub, by their spelling in small letters."""
         self.memory = Memory({**dict.fromkeys(range(gpus), GPU), "cpu": CPU})
@@ -331,6 +333,7 @@ class World:
             repo_id=repo_id,
             parameters=7,
             gated=repo_id in self.gated,
+            on_branch=config.revision not in self.of_pull_requests,
         )
 
     async def _discover(self) -> list[Node]:
@@ -365,7 +368,7 @@ class World:
     async def send(
         self, model: str, run_s: float = 1.0, user: str = "", *, polled: bool = False, **more: Any
     ) -> str:
-        key = DeploymentConfig(model, model).key
+        key = DeploymentConfig(model, model, more.pop("revision", None)).key
         known = self.controller.models.find(key)
         request = Request(
             known.key if known else key,
@@ -1585,6 +1588,32 @@ def test_gated_model_requires_gated_right_unless_deployed(tmp_path: Path) -> Non
             await world.operations.deploy([config], None, wait=True, sync=False)
             (served,) = await world.until_ended(await world.send("a/a", hotswapping=False))
             assert served.status is Status.COMPLETED
+
+    run(main())
+
+
+def test_pull_request_revision_is_refused_unless_allowed_or_deployed(tmp_path: Path) -> None:
+    async def main() -> None:
+        rules = Repositories(revisions=("refs/pr/7",))
+        async with World(tmp_path, {"a/a": 40}, repositories=rules) as world:
+            commit = "0123456789abcdef0123456789abcdef01234567"
+            world.of_pull_requests = {commit, "refs/pr/7"}
+            # The server knows where a commit is only once it is measured.
+            ids = [await world.send("a/a", revision=name) for name in ("refs/pr/8", commit, commit)]
+            for refused in await world.until_ended(*ids):
+                assert refused.status is Status.ERROR
+                assert "anybody can open a pull request" in refused.description
+            assert not world.actors
+            allowed = [await world.send("a/a", revision=name) for name in ("refs/pr/7", "v1", None)]
+            for served in await world.until_ended(*allowed):
+                assert served.status is Status.COMPLETED, served.description
+            # An operator who deploys the commit has chosen it.
+            config = DeploymentConfig("a/a", "a/a", commit, dedicated=True)
+            await world.operations.deploy([config], None, wait=True, sync=False)
+            (served,) = await world.until_ended(await world.send("a/a", revision=commit))
+            assert served.status is Status.COMPLETED
+            published = status.read(status.publish(world.controller.models), rules)
+            assert not published.admit(config.key, "0.8", hotswapping=True).on_branch
 
     run(main())
 

@@ -159,6 +159,7 @@ def test_ndif_names_of_settings_are_accepted() -> None:
         ("execution_timeout_seconds: 0", "must be more than 0 seconds, not 0."),
         ("execution_timeout_seconds: .inf", "or a number of seconds, not inf."),
         ("revision: 1234567", "must be text, not 1234567: put it in quotes, revision: \"1234567\"."),
+        ("revision: ../../made5", "revision must be a branch, a tag or a commit in the form that Git"),
         ("runtime: 0.8", 'runtime must be text, not 0.8: put it in quotes, runtime: "0.8".'),
         ("runtime: latest", "runtime must be a generation of nnsight, like \"0.8\", not 'latest'."),
         ("generations: '0.8'", "generations must be a list, like [\"0.8\"], not '0.8'."),

@@ -99,6 +99,15 @@ def test_revision_and_task_must_be_text(field: str, value: str) -> None:
         ModelKey.parse(f'{NEW}:{{"repo_id": "a/b", "{field}": {value}}}')
 
 
+@pytest.mark.parametrize("revision", ["..\\..\\made5", "../../made5", "a b", "", "x" * 300])
+def test_malformed_revision_is_refused(revision: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"^The revision .* must be a branch, a tag or a"
+    ) as caught:
+        ModelKey.parse(f'{NEW}:{{"repo_id": "a/b", "revision": {json.dumps(revision)}}}')
+    assert len(str(caught.value)) < 500
+
+
 def test_damaged_key_raises_only_value_error() -> None:
     chance = random.Random(8)
     whole = str(ModelKey(NEW, "org/name", "v2", "text-generation"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ndif.cli.output import show_answer, variant_name
+from ndif.cli.revisions import RevisionParam
 from ndif.cli.server_client import CommandError, ServerClient, read, with_server
 from ndif.config.units import format_duration
 
@@ -38,7 +39,7 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
     ("--max-replicas", {"type": int, "help": "Maximum number of replicas while requests wait."}),
-    ("--revision", {"help": "Branch, tag or commit of the repository."}),
+    ("--revision", {"type": RevisionParam(), "help": "Branch, tag or commit of the repository."}),
     ("--task", {"help": "The transformers task, such as fill-mask."}),
     ("--dtype", {"help": "Data type of the weights, such as bfloat16; auto: the checkpoint's."}),
     ("--device", {"help": "Device: auto, cpu, cuda, or one GPU, such as cuda:0."}),

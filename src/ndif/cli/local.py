@@ -9,6 +9,7 @@ import click
 
 from ndif.cli.durations import DurationParam
 from ndif.cli.output import warn_of_unread_variables
+from ndif.cli.revisions import RevisionParam
 
 
 @click.group("local")
@@ -37,7 +38,7 @@ def command() -> None:
     help="Device, such as cuda:0 or cpu; auto: spread over all GPUs; default: the fewest GPUs that hold "
     "the model.",
 )
-@click.option("--revision", help="Branch, tag or commit of the repository.")
+@click.option("--revision", type=RevisionParam(), help="Branch, tag or commit of the repository.")
 @click.option("--task", help="transformers task; default: the task of the model's architecture.")
 @click.option(
     "--attn-implementation",

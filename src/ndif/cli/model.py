@@ -10,6 +10,7 @@ import click
 
 from ndif.cli.main import complete_models
 from ndif.cli.output import console, duration, show_json
+from ndif.cli.revisions import RevisionParam
 from ndif.cli.server_client import ServerClient, with_server
 from ndif.sizes import format_size
 
@@ -30,7 +31,7 @@ _UNKNOWN = "The module tree is unknown until the model is measured or loaded."
 
 @click.command("model")
 @click.argument("name", shell_complete=complete_models)
-@click.option("--revision", metavar="REVISION", help="Branch, tag or commit of the repository.")
+@click.option("--revision", type=RevisionParam(), help="Branch, tag or commit of the repository.")
 @click.option(
     "--generation",
     metavar="GENERATION",

@@ -408,6 +408,7 @@ class Controller:
             measured.task,
             measured.parameters,
             gated=measured.gated,
+            on_branch=measured.on_branch,
         )
         if measured.structure is not None:
             # Keep the description by a replica that loaded the model: this one was built from the config.
@@ -415,7 +416,7 @@ class Controller:
         if not self._replicas_of(request.model):
             self.models.unite(request.model)
         if request.model.same_as is None:
-            # Check again, because the model's name and its restrictions on the hub are known only now.
+            # Check again: its name, branches and restrictions on the hub are known only now.
             why = self.models.not_permitted(request.model.key, request.model, gated=request.gated)
             if why is not None:
                 return why

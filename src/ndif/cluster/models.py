@@ -59,6 +59,8 @@ class Model:
     """Further repository ids of the same model, in lower case."""
     gated: bool = False
     """True if the hub is known to restrict access to the model."""
+    on_branch: bool = True
+    """False if the hub says that no branch or tag contains its commit; a pull request may."""
     parameters: int | None = None
     """Number of parameters, once the model was measured or loaded."""
     architecture: Mapping[str, Any] | None = None
@@ -311,6 +313,9 @@ class Models:
         names = [key.repo_id] if model is None else [key.repo_id, model.config.repo_id]
         if why := self._repositories.refusal(*names):
             return why
+        on_branch = model is None or model.on_branch
+        if why := self._repositories.revision_refusal(key.revision, on_branch=on_branch):
+            return why
         if model is not None and model.gated and not gated:
             return GATED.format(repo_id=model.config.repo_id)
         return None
@@ -371,9 +376,11 @@ class Models:
         architecture: Mapping[str, Any] | None = None,
         *,
         gated: bool = False,
+        on_branch: bool = True,
     ) -> None:
         """Record facts from a model's files: its name in the hub's spelling, its task, size and config."""
         model.gated = gated or model.gated
+        model.on_branch = on_branch and model.on_branch
         model.parameters = parameters or model.parameters
         model.architecture = architecture or model.architecture
         model.config = replace(

@@ -164,6 +164,7 @@ class PublishedModel:
     scheduled: DeploymentConfig | None
     aliases: tuple[str, ...]
     gated: bool
+    on_branch: bool
     deploying: int
     loaded: tuple[str, ...]
     """The generations in which the model is loaded."""

@@ -543,6 +543,9 @@ class AccountSettings(Group):
     denied_repositories: str = ""
     """Repositories from which users may not load models and adapters, even if NDIF_ALLOWED_REPOSITORIES
     includes them."""
+    allowed_revisions: str = ""
+    """Revisions that users may have loaded on demand although no branch or tag contains them: patterns such
+    as refs/pr/7,refs/convert/*. Empty: none; operators may deploy any revision."""
 
     @property
     def allowed_repository_patterns(self) -> tuple[str, ...]:
@@ -553,6 +556,11 @@ class AccountSettings(Group):
     def denied_repository_patterns(self) -> tuple[str, ...]:
         """Patterns in `denied_repositories`."""
         return split(self.denied_repositories)
+
+    @property
+    def allowed_revision_patterns(self) -> tuple[str, ...]:
+        """Patterns in `allowed_revisions`."""
+        return split(self.allowed_revisions)
 
 
 class PlacementSettings(Group):

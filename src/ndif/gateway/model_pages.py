@@ -24,6 +24,7 @@ from ndif.gateway.snippets import can_load, snippet
 from ndif.host.runtimes import Runtimes
 from ndif.schema.client_status import ModelStatus, ServerStatus
 from ndif.schema.model_key import ModelKey
+from ndif.schema.revision import REVISION_RULE, is_revision
 from ndif.schema.states import DeploymentLevel, ReplicaState
 from ndif.schema.structure import ModelDetails, ModelStructure
 
@@ -51,6 +52,7 @@ _DESCRIPTION = Description(
         ),
     ),
     refusals={
+        400: "The revision is malformed.",
         404: "The server does not know the model.",
         503: "This server has no leader at the moment.",
     },
@@ -90,6 +92,8 @@ class ModelRoutes:
         """Answer with one model that `/status` lists, or that was measured and is not gated."""
         repo_id = http.path_params["repo_id"]
         revision = http.query_params.get("revision") or None
+        if revision is not None and not is_revision(revision):
+            raise HttpError(400, f"The revision {revision[:_MAX_QUOTED]!r} {REVISION_RULE}.")
         models = await self.catalogue.models()
         model = _find(models, repo_id, revision)
         entry = _entry(await self.catalogue.status(), model, repo_id, revision)

@@ -81,6 +81,8 @@ class Measured:
     """The model's tree of modules; None if it could not be described."""
     cuda: bool | None = None
     """True if the runtime's torch finds a GPU; None if the evaluator does not look for one."""
+    on_branch: bool = True
+    """False if the hub says that no branch or tag contains the commit."""
 
 
 @dataclass(eq=False)
@@ -189,7 +191,14 @@ class Evaluator:
             }
             structure = structure.model_copy(update=fields)
         return Measured(
-            size.bytes, task, facts.repo_id, size.parameters, facts.gated, structure, size.cuda
+            size.bytes,
+            task,
+            facts.repo_id,
+            size.parameters,
+            facts.gated,
+            structure,
+            size.cuda,
+            facts.on_branch,
         )
 
     def _raise_if_refused(self, spec: ModelSpec, commit: str) -> None:

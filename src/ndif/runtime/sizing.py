@@ -32,6 +32,8 @@ class RepositoryFacts:
     license: str | None = None
     tokenizer: bool | None = None
     """True if the repository has a tokenizer; None if unknown."""
+    on_branch: bool = True
+    """False if the hub says that no branch or tag contains the commit."""
 
 
 @dataclass(frozen=True, slots=True)

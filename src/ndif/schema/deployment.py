@@ -16,6 +16,7 @@ from ndif.config.groups import ExecutionSettings
 from ndif.config.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration, parse_size
 from ndif.errors import NdifError
 from ndif.schema.model_key import NEWEST_CLASS, ModelKey
+from ndif.schema.revision import require_revision
 
 _TASKS: dict[str, tuple[str, ...]] = {
     "ForCausalLM": ("text-generation",),
@@ -127,7 +128,8 @@ class DeploymentConfig:
     repo_id: str
     checkpoint: Annotated[_Text, AfterValidator(_absolute)]
     revision: Annotated[
-        _Text | None, Field(description="Branch, tag or commit of the repository.")
+        Annotated[_Text, AfterValidator(require_revision)] | None,
+        Field(description="Branch, tag or commit of the repository."),
     ] = None
     task: Annotated[
         _Text | None,

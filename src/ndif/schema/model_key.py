@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ndif.schema.revision import REVISION_RULE, is_revision
+
 NEWEST_CLASS = "nnsight.modeling.transformers.TransformersModel"
 """Import path in the keys of the newest clients."""
 
@@ -61,6 +63,10 @@ class ModelKey:
         if not (isinstance(revision, str | None) and isinstance(task, str | None)):
             raise ValueError(
                 f"revision and task in the model key {text[:_MAX_QUOTED]!r} must be text."
+            )
+        if revision is not None and not is_revision(revision):
+            raise ValueError(
+                f"The revision {revision[:_MAX_QUOTED]!r} in the model key {REVISION_RULE}."
             )
         return cls(import_path, repo_id, None if revision == "main" else revision, task)
 

@@ -28,7 +28,7 @@ from huggingface_hub import (
     hf_hub_url,
     snapshot_download,
 )
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._http import hf_raise_for_status
 
@@ -37,6 +37,7 @@ from ndif.runtime.sizing import Failure, OutlineQuestion, RepositoryFacts
 from ndif.runtime.spec import ModelSpec
 from ndif.runtime.tracebacks import UserFacingError
 from ndif.runtime.typed_json import from_json, to_json
+from ndif.runtime.weights.branches import is_default, is_on_branch
 from ndif.runtime.weights.card import has_tokenizer, license_of
 from ndif.runtime.weights.fetch import (
     HUB_TIMEOUT_S,
@@ -119,7 +120,13 @@ def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
     )
     snapshot = Path(config).parent
     if info is None:
+        # A commit whose branches cannot be listed is accepted only if it was loaded before. Without this
+        # check, a refused commit, whose config is in the cache, would be accepted while the hub fails.
+        is_whole = spec.trust_remote_code or weights_of([file.name for file in snapshot.iterdir()])
+        if not is_default(spec.revision) and not is_whole:
+            raise LocalEntryNotFoundError("its weights are not in the cache")
         return RepositoryFacts(str(snapshot), commit=snapshot.name)
+    on_branch = is_on_branch(HfApi(), spec.checkpoint, spec.revision, info.sha)
     facts = RepositoryFacts(
         str(snapshot),
         info.id,
@@ -129,6 +136,7 @@ def find(spec: ModelSpec, empty: Path) -> RepositoryFacts:
         # From the hub, because the measured folder may lack the card and the tokenizer.
         license_of(info.tags),
         has_tokenizer(sizes),
+        on_branch,
     )
     names = weights_of(sizes)
     if not names and not spec.trust_remote_code:
