@@ -1,7 +1,7 @@
-"""A pytest plugin that says what a failed run needs to be understood.
+"""A pytest plugin that adds diagnostics to a failed run.
 
-A failed test prints the last lines of the servers that it used, one that hangs the stacks of all its
-processes. The run ends with the machine's load, and with every test that was given a second try.
+A failed test prints the last lines of the servers that it used; a test that hangs prints the stacks of all
+its processes. The run ends with the machine's load, and with everything that was tried a second time.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _BEGAN = pytest.StashKey[float]()
 _RETRIED = "retried"
 
 retried: list[str] = []
-"""Names of all that was tried a second time in this process, with the reason."""
+"""Names of everything that this process tried a second time, with the reason."""
 
 
-def retry(what: str, why: str) -> None:
-    """Record that something is tried a second time; the run's end tells."""
-    retried.append(f"{what}: {why}")
+def retry(subject: str, reason: str) -> None:
+    """Record a second try for the summary at the end of the run."""
+    retried.append(f"{subject}: {reason}")
 
 
 def stacks(pid: int | None = None) -> str:
-    """Return the stacks of a process and all that it has started, as far as they run Python."""
+    """Return the stacks of a process and of its descendants that run Python."""
     found = []
     for number in family(pid or os.getpid()):
         if number == os.getpid():
@@ -59,7 +59,7 @@ def stacks(pid: int | None = None) -> str:
 
 
 def said_by_servers(since: float) -> list[tuple[str, str]]:
-    """Return a title and the last lines of each server that has said something since, or runs."""
+    """Return a title and the last lines of each server that runs or has printed a line since then."""
     from tests.clients.harness import LocalServer
 
     sections = []
@@ -83,7 +83,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Before a hung test is failed, and its servers end with it: the stacks of its processes."""
+    """Take the stacks of a hung test's processes before the test fails and its servers end."""
     answer = yield
     ours = signal.getsignal(signal.SIGALRM)
     if callable(ours):

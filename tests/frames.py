@@ -1,4 +1,4 @@
-"""Frames read as a client does, as the responses that they were."""
+"""Frames, read as a client reads them, as `Response` objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ndif.schema.status import Status
 
 
 def read(frame: str | bytes) -> Response:
-    """A text frame's JSON, or the fourth pickle of what `torch.save` writes."""
+    """Return the response in a frame: a text frame's JSON, or the fourth pickle that `torch.save` wrote."""
     if isinstance(frame, str):
         said = json.loads(frame)
     else:

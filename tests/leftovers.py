@@ -1,7 +1,7 @@
-"""A pytest plugin: each module of tests leaves its process as it found it.
+"""A pytest plugin that checks that each module of tests restores its process's settings.
 
-It looks at the settings that a reset between two requests restores. A module that leaves one changed fails
-in its last test.
+The plugin compares the settings that a reset between two requests restores. A module that leaves one
+changed fails in its last test.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _EXPECTED = {
     "unraisablehook": "pytest sets its own for each test",
     "showwarning": "pytest records warnings of each test",
 }
-"""Settings that change for other reasons than a test's, and why."""
+"""Settings that change without a test's fault, and the reason."""
 
 
 def _logging() -> tuple[int, int, list[str]]:
-    """Return the root's level, the level that is off everywhere, and our loggers with other settings."""
+    """Return the root's level, the level disabled everywhere, and ndif's loggers with changed settings."""
     loggers = [*logging.root.manager.loggerDict.items()]
     return (
         logging.root.level,
@@ -56,7 +56,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
 
 
 def _read() -> dict[str, Any]:
-    """Return what can be read of them."""
+    """Return the values of the settings that can be read."""
     found = {}
     for name, read in _readers().items():
         with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Work of a client of any generation with one of the models of a server of many."""
+"""A client of any generation with one of the models of a server with many models."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LONG_S = 3.0
 
 
 class Context:
-    """Where the model is: a name for a server, a folder here."""
+    """The model on the server, by its name, and in this process, from its folder."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
-        if CONFIG.API.APIKEY is None:  # which 0.7 cannot poll with
+        if CONFIG.API.APIKEY is None:  # 0.7 cannot poll without a key
             CONFIG.API.APIKEY = ""
         self.name = name
         self.folder = folder
@@ -38,7 +38,7 @@ class Context:
 
 
 def output_of(model: Any, remote: bool) -> Any:
-    """The model's answer to a prompt, and to an edit in the middle."""
+    """Return the model's answer to a prompt, with an edit of a layer."""
     prompt = "The Eiffel Tower is in [MASK]." if hasattr(model, "bert") else PROMPT
     with model.trace(prompt, remote=remote):
         if hasattr(model, "transformer"):
@@ -82,7 +82,7 @@ def scenario_a_block_that_prints_too_much(context: Context) -> None:
 
 
 def processes_of(model: Any) -> list[int]:
-    """Which process runs each of two traces."""
+    """Return the process of each of two traces."""
     found = []
     for _ in range(2):
         with model.trace(PROMPT, remote=True):
@@ -128,7 +128,7 @@ def end_of(job: Any) -> str:
 
 
 def runs_for(model: Any, seconds: float) -> Any:
-    """Send a job that takes as long, and says when it ran."""
+    """Send a job that takes `seconds`, and saves its start and end."""
     with model.trace(PROMPT, remote=True, blocking=False) as tracer:
         began = time.time()
         time.sleep(seconds)
@@ -137,14 +137,14 @@ def runs_for(model: Any, seconds: float) -> Any:
 
 
 def told_by(jobs: list[Any]) -> list[Any]:
-    """Return all that they saved."""
+    """Return the start and end of each job."""
     return [until(job)["told"] for job in jobs]
 
 
 def scenario_three_replicas_share_the_load(context: Context) -> None:
     told = told_by([runs_for(context.remote, 0.5) for _ in range(9)])
     in_turn = sorted(told)
-    # At some time three ran at once, and never more.
+    # At most three jobs ran at once, and at some time exactly three.
     most = max(sum(b <= began < e for b, e in in_turn) for began, _ in in_turn)
     assert most == 3, told
 
@@ -161,15 +161,15 @@ def scenario_four_long_jobs(context: Context) -> None:
 
 
 def scenario_killed(context: Context) -> None:
-    """Two jobs that never end; somebody ends both."""
+    """Two jobs that never end; an operator ends both."""
     for job in [runs_for(context.remote, 600) for _ in range(2)]:
         said = end_of(job)
         assert "operator has ended this job" in said, said
 
 
 def scenario_evicted(context: Context) -> None:
-    """One job that runs is let end, and one that waits is told."""
-    # Long enough for a command to be typed.
+    """The running job may end; the waiting job gets a message."""
+    # The job runs long enough for a command of the operator.
     running, waiting = (runs_for(context.remote, 4 * LONG_S) for _ in range(2))
     said = end_of(waiting)
     assert "taken 'tests/gpt2' off the server" in said, said
@@ -177,7 +177,7 @@ def scenario_evicted(context: Context) -> None:
 
 
 def scenario_the_server_stops_meanwhile(context: Context) -> None:
-    """A client at a live channel hears why no more comes."""
+    """A client at a live channel gets the reason of the end."""
 
     def run() -> None:
         with context.remote.trace(PROMPT, remote=True):

@@ -1,4 +1,4 @@
-"""Paths and traces of `GET /models`, put to the test by a client of any generation."""
+"""Paths and traces of `GET /models`, run by a client of any generation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from nnsight import CONFIG
 
 
 class Context:
-    """Where the models are: names for a server, separated by commas, and folders in one."""
+    """The models: their names on the server, separated by commas, and a folder of their folders."""
 
     def __init__(self, names: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
-        if CONFIG.API.APIKEY is None:  # which 0.7 cannot poll with
+        if CONFIG.API.APIKEY is None:  # 0.7 cannot poll without a key
             CONFIG.API.APIKEY = ""
         major, minor = nnsight.__version__.split(".")[:2]
         self.generation = f"{major}.{minor}"
@@ -32,7 +32,7 @@ class Context:
 
 
 class Page:
-    """Facts that the server tells of one model."""
+    """One model's page of the server."""
 
     def __init__(self, name: str, folder: Path, generation: str) -> None:
         address = f"{os.environ['NDIF_HOST']}/models/{name}?generation={generation}"

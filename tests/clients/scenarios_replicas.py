@@ -1,4 +1,4 @@
-"""Several jobs at once, of a client that does not wait for one before it sends the next."""
+"""Several jobs at once, from a client that sends them without waiting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Context:
 
 
 def runs_for(model: Any, seconds: float) -> Any:
-    """Send a job that takes as long, and says who ran it and when."""
+    """Send a job that takes `seconds`, and saves its process and its times."""
     with model.trace(PROMPT, remote=True, blocking=False) as tracer:
         hidden = model.transformer.h[1].output.save()
         began = time.time()
@@ -34,7 +34,7 @@ def runs_for(model: Any, seconds: float) -> Any:
 
 
 def is_timed(model: Any, seconds: float) -> Any:
-    """Send an untrusted job that takes as long, and says when it ran."""
+    """Send an untrusted job that takes `seconds`, and saves its times."""
     with model.trace(PROMPT, remote=True, blocking=False) as tracer:
         hidden = model.transformer.h[1].output.save()
         began = time.time()
@@ -44,7 +44,7 @@ def is_timed(model: Any, seconds: float) -> Any:
 
 
 def results(jobs: list[Any]) -> list[dict[str, Any]]:
-    """Return all that they saved."""
+    """Return the saved values of jobs."""
     return [until(job) for job in jobs]
 
 
@@ -64,7 +64,7 @@ def scenario_five_go_where_there_is_room(context: Context) -> None:
     for pid in processes:
         turns = sorted((began, ended) for other, began, ended in told if other == pid)
         assert len(turns) >= 2
-        # One at a time on each.
+        # Each replica runs one job at a time.
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(turns))
 
 

@@ -35,7 +35,7 @@ class Instruction:
 
 
 def stages() -> list[list[Instruction]]:
-    """Return the instructions of each stage; what comes before the first FROM is left out."""
+    """Return the instructions of each stage, without instructions before the first FROM."""
     parser = DockerfileParser(str(DOCKERFILE), cache_content=True)
     found: list[list[Instruction]] = []
     for part in parser.structure:

@@ -1,4 +1,4 @@
-"""The filters of system calls that engines and units put around a server."""
+"""The system call filters that engines and units apply to a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.services.packages import go_without, need
 
 UNITS = ROOT / "deploy" / "systemd"
 YOUNGER = frozenset({"futex_requeue", "futex_wait", "futex_wake", "futex_waitv", "fchmodat2"})
-"""Calls that are younger than some engines and systemds: who is refused one uses the older."""
+"""Calls that are newer than some engines and systemds; a refused caller falls back to an older call."""
 _PACKAGE = "golang-github-docker-docker-dev"
 _FILE = "usr/share/gocode/src/github.com/docker/docker/profiles/seccomp/default.json"
 

@@ -27,7 +27,7 @@ class Block:
 
     document: Path
     line: int
-    """Line of its first line of text."""
+    """Number of its first line of text."""
     language: str
     text: str
     why_not_run: str
@@ -45,7 +45,7 @@ def name_of(document: Path) -> str:
 
 
 def line_of(document: Path, text: str) -> int:
-    """Return the first line of a document in which a text begins; 0 if it has none."""
+    """Return the number of the first line in which a text begins; 0 if the document lacks the text."""
     before, found, _ = document.read_text().partition(text)
     return before.count("\n") + 1 if found else 0
 
@@ -75,7 +75,7 @@ def commands_of(text: str) -> Iterator[list[str]]:
         lexer.whitespace_split = True
         try:
             tokens = [*lexer]
-        except ValueError:  # a quotation goes on in the next line
+        except ValueError:  # a quotation continues in the next line
             continue
         pending = ""
         yield from _simple(tokens)

@@ -1,4 +1,4 @@
-"""A catalogue whose facts a test gives."""
+"""A catalogue with given facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ndif.schema.structure import ModelDetails
 
 @dataclass
 class KnownCatalogue:
-    """The form of `Catalogue` whose models are known, and can run requests."""
+    """A `Catalogue` whose models are known and can run requests."""
 
     known: Models = field(default_factory=Models)
     deployments: Mapping[str, Any] = field(default_factory=dict)

@@ -85,7 +85,7 @@ STAGES = (
 
 
 def limits(stages: Sequence[Stage], left_s: float) -> float:
-    """Return the limit of the first of `stages`: the seconds left, less those that the others reserve."""
+    """Return the limit of the first of `stages`: the seconds left, without the other stages' reserves."""
     return left_s - sum(stage.reserved_s for stage in stages[1:])
 
 

@@ -1,4 +1,4 @@
-"""Probe which layer of the confinement stops CUDA, and what sharing tensors with another process costs.
+"""Probe which layer of the confinement stops CUDA, and the cost of sharing tensors with another process.
 
 Usage: python -m tests.gpu.probe [--json PATH] [--pretend]. Prints the machine's facts first. Then an owner
 process shares tensors, and forks of this process enter some layers of the confinement, start CUDA, map the

@@ -53,7 +53,7 @@ def install(folders: list[Path]) -> None:
         raise SystemExit(
             f"This kit is not of Python {version}. Build one: make gpu-kit PYTHON={version}"
         )
-    # pip keeps existing files, including those of an interrupted installation.
+    # pip keeps existing files, also after an interrupted installation.
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ENVIRONMENT], check=True)
     packages = ENVIRONMENT / "lib" / f"python{version}" / "site-packages"

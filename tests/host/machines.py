@@ -1,7 +1,7 @@
 """Machines with GPUs, as their drivers described them, and a pretend driver that describes them again.
 
-Recorded outputs of `nvidia-smi -q`, `-L` and `--query-gpu` of real machines, from public places; each says
-from which. Sizes are MiB there; what a place leaves out is named beside it.
+They are recorded outputs of `nvidia-smi -q`, `-L` and `--query-gpu` of real machines, from public sources.
+Each docstring names the source and the facts that it lacks. Sizes in the sources are in MiB.
 """
 
 from __future__ import annotations
