@@ -24,7 +24,7 @@ from bench.scenarios import FULL, QUICK
 
 
 def measure(names: list[str], site: Site) -> Iterator[Figure]:
-    """Measure scenarios, one after the other, and print each figure as it comes."""
+    """Measure scenarios, one after the other, and print each figure at once."""
     for name in names:
         of_scenario(name)
         scenario = cast("Scenario", importlib.import_module(f"bench.scenarios.{name}"))
@@ -37,7 +37,7 @@ def measure(names: list[str], site: Site) -> Iterator[Figure]:
 
 
 def main() -> None:
-    """Measure what was asked for; exit 1 if a limit does not hold."""
+    """Measure the selected scenarios; exit 1 if a limit does not hold."""
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join((*QUICK, *FULL)))
     parser.add_argument("--full", action="store_true", help="also those that take longer")

@@ -1,7 +1,7 @@
 """The figures of docs/performance.md: `python -m bench.performance [REPORT.json...]` writes its tables.
 
-Several reports are runs of one commit. Those of an earlier commit, and one of a run beside the original,
-have tables of their own. The text around them stays as it is.
+Several reports are runs of one commit. Reports of an earlier commit (`--before`), and a report of a run
+beside the original (`--original`), get separate tables. The text around the tables stays unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def written(page: str, part: str) -> str:
 
 
 def part_of(report: Report, plots: dict[str, Path]) -> str:
-    """Return the machine, and a plot and a table of each scenario, as Markdown."""
+    """Return the machine, and the plot and table of each scenario, as Markdown."""
     return "\n".join(_lines(report, plots))
 
 
@@ -55,7 +55,7 @@ def _lines(report: Report, plots: dict[str, Path]) -> Iterator[str]:
 
 
 def since(before: Report, report: Report) -> Iterator[str]:
-    """Yield the lines of a table of what has changed since an earlier report."""
+    """Yield the lines of a table of changes since an earlier report."""
     yield "\n### Before and after\n"
     yield f"Before: {_measured(before)}\n"
     changes, _, _ = compared(before, report)
@@ -67,7 +67,7 @@ def since(before: Report, report: Report) -> Iterator[str]:
 
 
 def beside(peers: Report, report: Report) -> Iterator[str]:
-    """Yield the lines of a table of what a run beside a peer has found more than a report."""
+    """Yield the lines of a table of figures that only the run beside a peer has."""
     _, _, more = compared(report, peers)
     yield "\n### Beside the original\n"
     yield f"{_measured(peers)}\n"
@@ -78,7 +78,7 @@ def beside(peers: Report, report: Report) -> Iterator[str]:
 
 
 def _measured(report: Report) -> str:
-    """Return the sentences that say where and when a report was made."""
+    """Return sentences on the machine and date of a report."""
     machine = report.machine
     versions = ", ".join(
         f"{name} {version}" for name, version in machine["versions"].items() if version
@@ -106,7 +106,7 @@ def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the part of the page, and the plots."""
+    """Write the figures into the page, and write the plots."""
     parser = argparse.ArgumentParser(prog="python -m bench.performance")
     parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT.json")
     parser.add_argument("--before", nargs="+", type=Path, help="reports of an earlier commit")
@@ -120,10 +120,10 @@ def main(arguments: list[str] | None = None) -> None:
         ]
     except ValueError as error:
         parser.error(str(error))
-    from bench.plots import draw_all  # which takes a second to import
+    from bench.plots import draw_all  # the import takes a second
 
     for old in IMAGES.glob("performance-*.svg"):
-        old.unlink()  # a scenario may be gone
+        old.unlink()  # a scenario may have been removed
     part = "\n".join([part_of(report, draw_all(report, IMAGES)), *more])
     PAGE.write_text(written(PAGE.read_text(), part))
 

@@ -1,7 +1,7 @@
-"""Plots of a report, one a scenario: `python -m bench.plots [REPORT.json] [FOLDER]`.
+"""Plots of a report, one per scenario: `python -m bench.plots [REPORT.json] [FOLDER]`.
 
-Each figure is drawn as a part of its limit, so that whatever holds is left of one line: a value that may
-be at most the limit is divided by it, one that must be at least the limit divides it.
+Each figure is drawn relative to its limit, so that all figures within their limits are left of one line. A
+value with an upper limit is divided by the limit; a lower limit is divided by the value.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bench.report import LATEST, RESULTS, Report
 from bench.sampling import quartiles
 
 MOST = 2.0
-"""Part of the limit at which a plot ends; what is beyond it is marked at its edge."""
+"""Right edge of a plot, relative to the limit; larger values are marked at the edge."""
 _HOLDS, _FAILS, _LIMIT = "#1f6f8b", "#b3261e", "#444444"
 _STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "ndif",  # ids of elements are else random
+    "svg.hashsalt": "ndif",  # otherwise the ids of elements are random
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
@@ -36,14 +36,14 @@ _WIDTH_IN, _ROW_IN, _AROUND_IN = 9.0, 0.42, 1.15
 
 
 def scenarios(figures: Sequence[Figure]) -> Iterator[tuple[str, list[Figure]]]:
-    """Yield each scenario with its figures that a plot can show: those with a limit that is not 0."""
+    """Yield each scenario with the figures that a plot can show: figures with a limit other than 0."""
     shown = [figure for figure in figures if figure.limit and (figure.at_most or figure.value > 0)]
     for scenario, group in groupby(shown, key=lambda figure: figure.scenario):
         yield scenario, [*group]
 
 
 def parts(figure: Figure) -> list[float]:
-    """Return the samples, or the value, as parts of the limit: what holds is at most 1."""
+    """Return the samples, or the value, relative to the limit: at most 1 if the limit holds."""
     assert figure.limit
     values = figure.samples or [figure.value]
     if figure.at_most:

@@ -18,10 +18,10 @@ LATEST = RESULTS / "latest.json"
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of one run, and the machine that they are of."""
+    """The figures of one run, and its machine."""
 
     machine: dict[str, Any]
-    """As `bench.machine_state.machine_state` has it."""
+    """A result of `bench.machine_state.machine_state`."""
     began: float
     seconds: float
     figures: list[Figure]
@@ -31,7 +31,7 @@ class Report:
         """Return the report in a file.
 
         Raises:
-            ValueError: If there is none; the message is a sentence.
+            ValueError: If the file has no report; the message is a sentence.
         """
         try:
             said = json.loads(path.read_text())
@@ -41,7 +41,7 @@ class Report:
                 for each in said["figures"]
             ]
             machine = said["machine"]
-            # A report of an older form has a part of it.
+            # A report in an older form has only a part of the fields.
             machine["cpu"], machine["memory_bytes"], machine["loop_seconds"]
             return Report(machine, said["began"], said["seconds"], figures)
         except OSError as error:
@@ -51,12 +51,12 @@ class Report:
 
     @staticmethod
     def of_runs(paths: Sequence[Path]) -> Report:
-        """Return one report of several runs of a commit, whose figures are medians of all their samples.
+        """Return one report of several runs of a commit; its figures are medians of all samples.
 
-        Machine, order and explanations are those of the last run.
+        Machine, order and explanations come from the last run.
 
         Raises:
-            ValueError: If a file is not a report, or two are of different commits.
+            ValueError: If a file is not a report, or if two reports have different commits.
         """
         runs = [Report.read(path) for path in paths]
         if len({run.machine["commit"] for run in runs}) > 1:
@@ -76,7 +76,7 @@ class Report:
 
 
 def _of_runs(figures: Sequence[Figure]) -> Figure:
-    """Return a figure of several runs; one that each run measured once has their values as its samples."""
+    """Return a figure of several runs; if each run measured it once, their values are its samples."""
     if len(figures) == 1:
         return figures[0]
     samples = [value for each in figures for value in each.samples or [each.value]]

@@ -27,8 +27,8 @@ def sample(
 ) -> Samples:
     """Run a block of `bench.clients.traces` in each way, as a client that reads models from `hub`.
 
-    The instant server answers with what the first server of `ways` has answered. `compress` is what the
-    client asks for, by default as nnsight does.
+    The instant server answers with the answer of the first server in `ways`. `compress`: request
+    compression, as nnsight does by default.
     """
     with contextlib.ExitStack() as stack:
         ready = stack.enter_context(tempfile.TemporaryDirectory())

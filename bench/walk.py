@@ -1,8 +1,9 @@
-"""The walk of one warm request through the server: `python -m bench.walk`.
+"""The path of one warm request through the server's files: `python -m bench.walk`.
 
 A server of one process, whose model does nothing, serves requests of nnsight 0.8 until it is warm. A
-profiler then sees every call of some requests, one by one. The files of ndif with at least one call in each
-of them are printed in the order of their first. Telemetry, schema and settings are listed apart.
+profiler then records all calls of some requests, one request at a time. The program prints the files of
+ndif with at least one call in every request, in the order of their first call. Telemetry, schema and
+settings are listed separately.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Walk:
         self.calls = 0
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """Note a call; the form of a function for `sys.setprofile`."""
+        """Record a call; the signature is the one of `sys.setprofile`."""
         if event == "call" and frame.f_code.co_filename.startswith(_SOURCE):
             functions = self.files.setdefault(frame.f_code.co_filename.removeprefix(_SOURCE), [])
             self.calls += 1
@@ -49,7 +50,7 @@ class Walk:
 
 
 def walk(port: int, loop: asyncio.AbstractEventLoop) -> Walk:
-    """Send requests to the server that `loop` runs, and return the walk that they have in common."""
+    """Send requests to the server that `loop` runs; return the files and calls that all have in common."""
     found = [Walk() for _ in range(_SEEN)]
 
     async def send() -> None:
@@ -61,7 +62,7 @@ def walk(port: int, loop: asyncio.AbstractEventLoop) -> Walk:
             loop.call_soon_threadsafe(sys.setprofile, each)
             await user.run()
             loop.call_soon_threadsafe(sys.setprofile, None)
-            await asyncio.sleep(0.2)  # updates and records of the one before
+            await asyncio.sleep(0.2)  # updates and records of the previous request
         user.close()
 
     asyncio.run(send())

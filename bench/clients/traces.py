@@ -1,10 +1,14 @@
 """A client of one generation that runs a block in several ways, in turn and after equal pauses.
 
-Usage: traces.py NAME SPECIFICATION, which is JSON: `block`, the name of one in `bench.clients.blocks`;
-`ways`, by name the `folder` of a model in this process, or the `url` and `key` of a server; `ready`, the
-folder of the instant server, if it is one of the ways; `compress`, true if requests and results are to be
-compressed; `taken`, what `bench.sampling.in_turn` takes. Prints the samples as one JSON object, with the
-bytes of the result in `more`.
+Usage: traces.py NAME SPECIFICATION. The specification is JSON with these fields:
+
+- `block`: a name in `bench.clients.blocks`;
+- `ways`: by name, the `folder` of a model in this process, or the `url` and `key` of a server;
+- `ready`: the folder of the instant server, if it is one of the ways;
+- `compress`: true to compress requests and results;
+- `taken`: further arguments of `bench.sampling.in_turn`.
+
+The program prints the samples as one JSON object, with the bytes of the result in `more`.
 """
 
 from __future__ import annotations
@@ -30,12 +34,12 @@ if OLDER:
 
 
 def ran_here(block: Block, folder: str) -> Callable[[], None]:
-    """Return a run of the block on a model in this process."""
+    """Return a function that runs the block on a model in this process."""
     return partial(block, load(folder, dispatch=True))
 
 
 def ran_there(block: Block, model: Any, url: str, key: str = "") -> Callable[[], None]:
-    """Return a run of the block on a server."""
+    """Return a function that runs the block on a server."""
 
     def run() -> None:
         CONFIG.API.HOST, CONFIG.API.APIKEY = url, key
@@ -79,7 +83,7 @@ def kept(run: Callable[[], None]) -> bytes:
 
 
 def _embedded(frame: bytes) -> bytes:
-    """Return the result inside a frame: the bytes that its pickle passes to `_load_from_bytes`."""
+    """Return the result in a frame: the bytes that its pickle passes to `_load_from_bytes`."""
     import pickletools
 
     start = 0
@@ -91,7 +95,7 @@ def _embedded(frame: bytes) -> bytes:
 
 
 def main() -> None:
-    """Sample the ways that were asked for."""
+    """Sample the ways of the specification."""
     CONFIG.API.COMPRESS = SPECIFICATION["compress"]
     name = SPECIFICATION["block"]
     block = BLOCKS[name]

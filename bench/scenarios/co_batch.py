@@ -1,8 +1,8 @@
-"""Jobs a second of trusted clients whose requests share forward passes, beside those that have their own.
+"""Jobs per second of trusted clients, with shared and with separate forward passes.
 
-Eight clients, each of whom sends a small trace once its last one has ended, to one server that joins up to
-eight requests and to one that joins none. Rounds of both alternate. Beside them, what a pass of eight gives
-at best: the same traces in one process without a server.
+Each of eight clients sends a small trace once its last one has ended: to a server that joins up to eight
+requests, and to a server that joins none. Rounds of both alternate. The bound for a pass of eight is also
+measured: the same traces in one process without a server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starting: a command's first word, and a server of one's own."""
+"""Starts: a command's help, and a server in local mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STARTS = 3
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure the help, and local mode's own part of a start and of the memory."""
+    """Measure the help, and local mode's share of a start and of the memory."""
     samples = in_turn({"help": lambda: _help(site)}, rounds=_ROUNDS, warm_up=1)
     yield Figure.of("ndif --help", samples.seconds["help"], 0.4, "s", how=samples.said)
     memory, later = [], []

@@ -1,7 +1,7 @@
-"""Jobs a second by the number of clients, of one user and of as many users.
+"""Jobs per second by the number of clients, for one user and for one user per client.
 
-Clients that take little time themselves send what nnsight 0.8 has serialized, each its next when its last
-has ended: with one trusted key to one server, with one sandboxed key and with a key each to another.
+Light clients send payloads that nnsight 0.8 has serialized, each its next job when its last one has ended.
+They use one trusted key on one server; on another server, one sandboxed key, and a key per client.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _POLL_EVERY_S = 0.02
 
 
 async def sustained(users: list[User]) -> float:
-    """Return the requests a second when each user sends one request after the other."""
+    """Return the requests per second when each user sends one request after the other."""
     ends = time.perf_counter() + _ROUND_S
     done = 0
 
@@ -80,7 +80,7 @@ async def accepting(user: User) -> Samples:
     async def accepted(*, polled: bool) -> float:
         took = []
         for _ in range(_ACCEPTED):
-            await asyncio.sleep(_PAUSE_S)  # until the one before has ended
+            await asyncio.sleep(_PAUSE_S)  # until the previous request has ended
             began = time.perf_counter()
             await user.send(polled=polled)
             took.append(time.perf_counter() - began)
@@ -95,7 +95,7 @@ async def accepting(user: User) -> Samples:
 
 
 async def beside_polled_jobs(port: int, api_key: str) -> list[float]:
-    """Return the sorted seconds of `/ping` while many polled jobs wait, some of which are polled."""
+    """Return the sorted seconds of `/ping` while many polled jobs wait and a client polls some of them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     polls, asks = await asyncio.open_connection("127.0.0.1", port)
     with tempfile.TemporaryDirectory() as folder:

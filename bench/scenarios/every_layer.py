@@ -1,7 +1,7 @@
-"""A trace that reads all thirty layers and edits ten of them: what confinement adds to each access.
+"""A trace that reads all thirty layers and edits ten of them: the confinement's cost per access.
 
-A trusted job ends the sandboxed processes that wait beside it, so each user has a server; the two are the
-same and are used in turn.
+A trusted job ends waiting sandboxed processes, so each user has a server. The two servers are equal and are
+used in turn.
 """
 
 from __future__ import annotations

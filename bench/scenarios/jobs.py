@@ -1,9 +1,9 @@
-"""Jobs a second of eight clients at once, and the processor time of each job.
+"""Jobs per second of eight clients at once, and the processor time of each job.
 
-Clients that take little time themselves send what nnsight 0.8 has serialized: as the holders of one trusted
-key to one server, of one sandboxed key and of eight to another (beside a trusted job no sandboxed process
-waits for its user's next). A peer on this machine that serves clients over Socket.IO is measured with what
-its nnsight has serialized, in turn with the servers here.
+Light clients send payloads that nnsight 0.8 has serialized. They use one trusted key on one server; on
+another server, one sandboxed key, and eight sandboxed keys. A trusted job ends sandboxed processes that
+wait for their user's next job. A peer on this machine with Socket.IO clients is measured in turn with these
+servers, with payloads of its own nnsight.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -
 
 
 def _beside(peer: Server, trusting: Machine, sandboxing: Machine, jobs: int) -> Iterator[Figure]:
-    """Compare the small trace's jobs a second with those of a peer, by the clients that it serves."""
+    """Compare the small trace's jobs per second with a peer's, for each nnsight that the peer serves."""
     said = json.loads(client("payload", peer.clients[0], sandboxing.url, "small").stdout)
     ways = {
         peer.name: (urlsplit(peer.url).port or 80, peer.key),

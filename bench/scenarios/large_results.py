@@ -1,11 +1,11 @@
-"""Large results: the rate at which a client has what its block has made.
+"""Large results: the rate at which a client receives the result of its block.
 
-The peer is the same client that fetches the same bytes, ready-made, from a server that answers at once, and
-loads them; no server can be faster. The block's own time is taken off: the time of the same block on the
-same model in the client's process, in the same round. What the server's process takes longer for the block
-than the client's is therefore counted against the server.
+The peer is the same client, which fetches and loads the same bytes, ready-made, from a server that answers
+at once; no server can be faster. The block's own time is subtracted: the time of the same block on the same
+model in the client's process, in the same round. If the block takes longer in the server's process, the
+difference therefore counts against the server.
 
-Compressed is what the client asks for. On the server's own machine it has a zstd frame that hardly is.
+The client requests compression. On the server's own machine it gets a zstd frame that is hardly compressed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def measure(site: Site) -> Iterator[Figure]:
 
 
 def _beside(name: str, samples: Samples, peer: str) -> Figure:
-    """Compare the rate at which the client has a result with that of a peer, its making included."""
+    """Compare the rate of a result with a peer's, including the block's time."""
     ratios = samples.each(lambda theirs, ours: theirs / ours, peer, _SANDBOXED)
     how = f"{samples.median(peer):.2f} and {samples.median(_SANDBOXED):.2f} s; {samples.said}"
     name = f"rate of {name}, {_SANDBOXED} / {peer}"
@@ -65,7 +65,7 @@ def _beside(name: str, samples: Samples, peer: str) -> Figure:
 
 
 def _rate(name: str, size: int, samples: Samples, way: str) -> Figure:
-    """Compare the rates at which the client has a result that is made, and a ready-made one."""
+    """Compare the rates of a computed and of a ready-made result."""
     took = samples.each(lambda there, here: there - here, way, HERE)
     ratios = [floor / net for floor, net in zip(samples.seconds[INSTANT], took, strict=True)]
     how = (

@@ -1,6 +1,6 @@
-"""A small trace at a server of many machines, as it is by default: through Redis, S3 and a node of Ray.
+"""A small trace on a default server of many machines: through Redis, S3 and a Ray node.
 
-All of them are on this machine. See `small_trace` for what is measured.
+All services run on this machine. See `small_trace` for the method.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ONE, _MANY = "one machine, sandboxed", "many machines"
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure it beside one machine, both with keys and a sandbox."""
+    """Measure many machines and one machine, both with keys and a sandbox."""
     models = {NAME: site.folder}
     with contextlib.ExitStack() as servers:
         one = servers.enter_context(machine(models, site.environment))

@@ -1,7 +1,7 @@
-"""Memory of one machine, as `ndif start` is by default: of each process, of results and of weights.
+"""Memory of a default `ndif start` on one machine: of each process, of results and of weights.
 
-A process's memory is its proportional set size (PSS): a page that several share counts in part for each.
-What a waiting runner adds is what all processes together hold less once it has ended.
+A process's memory is its proportional set size (PSS): a shared page counts in part for each process. The
+memory that a waiting runner adds is the decrease of all processes' memory after its end.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _WAITING, _OWN = "waiting runner", "user's waiting runner"
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure a server by itself: a page that another server maps, too, would count in part."""
+    """Measure a server without another one beside it: pages that both map would count in part."""
     with machine({NAME: site.folder}, site.environment) as one:
         time.sleep(_SETTLED_S)
         for role, processes in roles(one.pid).items():
             yield _pss(role, processes)
         yield _added(one, _WAITING)
-        # Each user has a runner of its own afterwards, which is stopped until the next job.
+        # Afterwards each user has its own runner, which is stopped until the next job.
         ways = {user: {"url": one.url, "key": one.keys[user]} for user in _USERS}
         sample("small", one.url, ways, rounds=1, warm_up=0)
         time.sleep(_SETTLED_S)
@@ -47,7 +47,7 @@ def measure(site: Site) -> Iterator[Figure]:
 
 
 def roles(pid: int) -> dict[str, list[psutil.Process]]:
-    """Return the processes of a server by what they do."""
+    """Return the processes of a server by role."""
     found: dict[str, list[psutil.Process]] = defaultdict(list)
     found[_SERVER].append(psutil.Process(pid))
     for server in found[_SERVER][0].children():
@@ -67,7 +67,7 @@ def _pss(role: str, processes: Iterable[psutil.Process]) -> Figure:
 
 
 def _added(one: Machine, role: str) -> Figure:
-    """End the runners of a role, one after the other; the server replaces them when it needs them."""
+    """Kill the runners of a role, one after the other; the server replaces them on demand."""
     added = []
     for runner in roles(one.pid)[role]:
         before = proportional(one.pid)
@@ -81,7 +81,7 @@ def _added(one: Machine, role: str) -> Figure:
 
 def _copies(one: Machine, generation: str) -> Figure:
     ways = {"sandboxed": {"url": one.url, "key": one.key}}
-    # The first trace loads the model for a generation that has none yet.
+    # The first trace loads the model for a generation without a replica.
     sample("small", one.url, ways, generation=generation, rounds=1, warm_up=0)
     watch = Watch(one.pid)
     try:

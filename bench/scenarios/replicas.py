@@ -1,7 +1,6 @@
-"""The throughput of a second replica, each with one thread.
+"""The throughput of one and of two replicas, with one thread each.
 
-Clients that take little time themselves send what nnsight 0.8 has serialized, so that the cores are
-the models'.
+Light clients send payloads that nnsight 0.8 has serialized, so that the models can use the cores.
 """
 
 from __future__ import annotations

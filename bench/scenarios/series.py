@@ -1,7 +1,7 @@
 """Longer work of one client: traces and large results one after the other, a session, 64 tokens.
 
-A trusted job ends the sandboxed processes that wait beside it, so each user has a server; the two are the
-same and are used in turn.
+A trusted job ends waiting sandboxed processes, so each user has a server. The two servers are equal and are
+used in turn.
 """
 
 from __future__ import annotations

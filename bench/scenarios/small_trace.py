@@ -1,7 +1,7 @@
-"""A small trace: one layer and the last logits, on one machine, by client and by how much is confined.
+"""A small trace on one machine: one layer and the last logits, by client and by confinement.
 
-The limit is the same block in the client's process, after the same pause, with the client's own time
-against a server that answers at once.
+The limit is the time of the same block in the client's process, after the same pause, plus the client's own
+time with a server that answers at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure(site: Site) -> Iterator[Figure]:
 
 
 def _beside(samples: Samples, peer: str, nnsight: str) -> Iterator[Figure]:
-    """Compare a peer with local mode: the whole traces, and what each adds to the client's own time."""
+    """Compare a peer with local mode: whole traces, and the time added to the client's own time."""
     whole = samples.each(lambda theirs, ours: theirs / ours, peer, "local mode")
     name = f"small trace, {nnsight}: {peer} / local mode"
     yield Figure.of(name, whole, None, "x", at_most=False)
@@ -55,7 +55,7 @@ def _beside(samples: Samples, peer: str, nnsight: str) -> Iterator[Figure]:
         statistics.median(samples.each(lambda a, here, floor: a - here - floor, way, HERE, INSTANT))
         for way in (peer, "local mode")
     )
-    # Less cannot be told from nothing.
+    # A smaller difference is not measurable.
     ratio = theirs / max(ours, 1e-3)
     how = (
         f"{theirs * 1e3:.1f} and {ours * 1e3:.1f} ms more; at least 1 ms is counted; {samples.said}"
@@ -68,7 +68,7 @@ LIMITS_MS = {"local mode": 5.0, "one machine, sandboxed": 8.0, "many machines": 
 
 
 def added(samples: Samples, way: str, generation: str) -> Iterator[Figure]:
-    """Compare a way with the process' own trace and the client's floor."""
+    """Compare a way with the client's process plus the instant server."""
     extra = samples.each(lambda a, here, floor: 1e3 * (a - here - floor), way, HERE, INSTANT)
     name = f"small trace, {generation}: {way}"
     how = (

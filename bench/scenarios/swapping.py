@@ -1,8 +1,8 @@
-"""Six models where two fit: a job on a model that has to be brought back, beside one that is HOT.
+"""Six models with memory for two: a job on a model that has to be loaded again, and on a HOT model.
 
-One server declares two GPUs, each for one model: the others wait in memory (WARM). Another declares memory
-for two on the CPU: the others are on the disk only (COLD). No GPU is needed, since models on declared ones
-run on the CPU. The client takes little time itself, and its key may have models brought back.
+One server declares two GPUs, each for one model: the other models wait in memory (WARM). Another server
+declares CPU memory for two: the other models are only on the disk (COLD). No GPU is needed, since models on
+declared GPUs run on the CPU. The client is light, and its key may deploy models.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROOM = {
     "WARM": {"NDIF_NODE_GPUS": "2x1.5MB", "NDIF_GPU_CONTEXT_BYTES": "0"},
     "COLD": {"NDIF_NODE_CPU_MEMORY": "2.8MB"},
 }
-"""Room for two of these models, each of 1.1 MB with its padding, by the level of the others."""
+"""Memory for two of these models, each of 1.1 MB with its padding, by the level of the other models."""
 _HOT = "HOT"
 
 
@@ -57,7 +57,7 @@ def _brought_back(one: Machine, level: str, folders: Sequence[Path]) -> Figure:
     names = [f"bench/tiny-{number}" for number in range(len(folders))]
     for name, folder in zip(names, folders, strict=True):
         one.deploy(name, folder)
-    # The last is HOT, so that a client can read its files; a block is the same for all of them.
+    # The last model is HOT, so that a client can read its files; the block is the same for all models.
     said = json.loads(client("payload", "0.8", one.url, "tiny", runs=names[-1]).stdout)
     payload = base64.b64decode(said["payload"])
     users = [User(one.port, said["key"].replace(names[-1], name), one.key) for name in names]

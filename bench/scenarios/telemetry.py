@@ -1,4 +1,4 @@
-"""The cost of telemetry: all of it on beside none, and `/metrics` of many models and jobs."""
+"""The cost of telemetry: all of it compared with none, and `/metrics` of many models and jobs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MODELS, _JOBS, _ANSWERS = 200, 10_000, 20
 
 
 class _Sink(BaseHTTPRequestHandler):
-    """A store that takes everything at once."""
+    """A store that accepts every batch at once."""
 
     def do_POST(self) -> None:
-        """Read a batch, and answer that it was taken."""
+        """Read a batch, and accept it."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(204)
         self.end_headers()
@@ -41,7 +41,7 @@ class _Sink(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def _sink() -> Iterator[str]:
-    """Run a store of metrics, logs and traces; the value is its address."""
+    """Run a store of metrics, logs and traces; yield its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Sink) as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{listening.server_address[1]}"
@@ -49,7 +49,7 @@ def _sink() -> Iterator[str]:
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure a server that logs, measures and traces all beside one that does not."""
+    """Measure a server with all logs, metrics and traces, and a server without."""
     with _sink() as url:
         stores = {f"NDIF_{name}_URL": url for name in ("LOKI", "OTLP")}
         told = {**stores, "NDIF_INFLUXDB_URL": f"{url}/ndif", "NDIF_LOG_FORMAT": "json"}

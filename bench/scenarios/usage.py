@@ -1,4 +1,4 @@
-"""The record of what users' jobs cost beside the sum of what their clients were told."""
+"""The record of users' usage, compared with the sums of their clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ndif.stores.accounts.sql.registry import SqlRegistry
 _MODELS = ("bench/first", "bench/second")
 _SECONDS = 30.0
 _COUNTED_S = 60.0
-"""Seconds within which the record has what has ended."""
+"""Seconds within which the record contains all ended jobs."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ async def _with_keys(url: str) -> list[_User]:
 
 
 def _told(url: str, users: Sequence[_User], seconds: float) -> list[dict[str, Any]]:
-    """Run a client of each key at once; return what each was told."""
+    """Run a client of each key at once; return the sums of each client."""
 
     def run(number: int) -> dict[str, Any]:
         user = users[number]
@@ -77,7 +77,7 @@ def _told(url: str, users: Sequence[_User], seconds: float) -> list[dict[str, An
 
 
 def _counted(environment: Mapping[str, str], jobs: int) -> dict[str, dict[str, float]]:
-    """Return `ndif usage` once it has so many jobs, by user."""
+    """Return the rows of `ndif usage` by user, once they have `jobs` jobs."""
     deadline = time.monotonic() + _COUNTED_S
     while True:
         done = subprocess.run(
@@ -94,7 +94,7 @@ def _counted(environment: Mapping[str, str], jobs: int) -> dict[str, dict[str, f
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Load a server for half a minute, or for the time that was asked for, and compare."""
+    """Load a server for half a minute, or for the site's seconds, and compare."""
     seconds = site.seconds or _SECONDS
     with tempfile.TemporaryDirectory() as scratch:
         database = f"sqlite:///{Path(scratch, 'accounts.sqlite')}"
@@ -113,7 +113,7 @@ def measure(site: Site) -> Iterator[Figure]:
         row = counted[name]
         differs["jobs"] += abs(int(row["jobs"]) - jobs)
         differs["errors"] += abs(int(row["errors"]) - errors)
-        if name == "ada":  # bob's client is told neither
+        if name == "ada":  # bob's client gets neither
             size = sum(each.get("result_bytes", 0) for each in own)
             differs["bytes"] += abs(int(row["result_bytes"]) - size)
             seconds_off += abs(row["execution_s"] - sum(each["execution_s"] for each in own))

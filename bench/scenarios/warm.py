@@ -1,4 +1,4 @@
-"""The time from WARM to HOT beside that of a load from the disk."""
+"""The time from WARM to HOT, compared with a load from the disk."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SETTLED_S = 1.0
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure both in turn, on the CPU."""
+    """Measure WARM and COLD starts in turn, on the CPU."""
     with machine({}, site.environment) as one:
-        one.deploy(NAME, site.folder)  # and know its size
+        one.deploy(NAME, site.folder)  # the server then knows the model's size
         samples = in_turn(
             {_WARM: lambda: _returned(one, site), _COLD: lambda: _returned(one, site, cold=True)},
             rounds=_ROUNDS,

@@ -1,4 +1,4 @@
-"""`ndif start` on this machine, as it is by default, with keys."""
+"""`ndif start` on this machine with default settings and keys."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ USERS: Mapping[str, Tier | None] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """A server that runs."""
+    """A running server."""
 
     url: str
     pid: int
     keys: Mapping[str, str]
-    """A key of each user."""
+    """Each user's key."""
     folder: Path
     """The session root."""
 
@@ -58,7 +58,7 @@ class Machine:
         """Deploy a model; return the seconds until it serves.
 
         Raises:
-            RuntimeError: If it does not; the message is the server's.
+            RuntimeError: If the deployment fails; the message is the server's.
         """
         deployment = {"repo_id": name, "checkpoint": str(folder)}
         began = time.perf_counter()
@@ -69,7 +69,7 @@ class Machine:
         return took
 
     def evict(self, name: str, *, cold: bool = False) -> None:
-        """Take a model off its device, and with `cold` out of memory."""
+        """Evict a model from its device, and with `cold` also from memory."""
         self._operate("evict", {"model": name, "cold": cold})
 
     def _operate(self, operation: str, said: Mapping[str, Any]) -> Any:
@@ -90,12 +90,12 @@ def machine(
     *options: str,
     users: Mapping[str, Tier | None] = USERS,
 ) -> Iterator[Machine]:
-    """Run `ndif start` with a replica of each model; the value is there once they are loaded.
+    """Run `ndif start` with a replica of each model; yield the server once all models are loaded.
 
-    Each user has a key; without a tier it is sandboxed.
+    Each user has a key; users without a tier are sandboxed.
 
     Raises:
-        RuntimeError: If they are not; the message is the server's output.
+        RuntimeError: If a model does not load; the message is the server's output.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -160,9 +160,9 @@ SANDBOXED = "sandboxed"
 
 @contextlib.contextmanager
 def trusted_and_sandboxed(site: Site) -> Iterator[dict[str, dict[str, str]]]:
-    """Run two equal servers of the demo model; the value is the way of a trusted and of a sandboxed user.
+    """Run two equal servers of the demo model; yield the ways of a trusted and of a sandboxed user.
 
-    A trusted job ends the sandboxed processes that wait beside it, so each user has a server.
+    A trusted job ends waiting sandboxed processes, so each user has a server.
     """
     models = {NAME: site.folder}
     with machine(models, site.environment) as one, machine(models, site.environment) as other:
