@@ -69,7 +69,11 @@ def columns_of_ends(ends: Collection[Mapping[str, int]]) -> list[str]:
         for how in ("polled", "live")
         for end in ("COMPLETED", "ERROR", "lost", "closed", "hung")
     ]
-    return [each for each in columns if "hung" in each or any(one.get(each) for one in ends)]
+    return [
+        column
+        for column in columns
+        if "hung" in column or any(counter.get(column) for counter in ends)
+    ]
 
 
 def table(title: str, figures: Iterable[Figure]) -> Table:

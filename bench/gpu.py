@@ -210,14 +210,14 @@ async def starts(bench: Bench) -> list[Figure]:
 
 
 async def beside_local(
-    bench: Bench, name: str, payload: bytes, here: Callable[[], object], limit_ms: float | None
+    bench: Bench, name: str, payload: bytes, run_here: Callable[[], object], limit_ms: float | None
 ) -> list[Figure]:
     """Return the seconds of a block: trusted, sandboxed, and in this process."""
     times: dict[str, list[float]] = {"here": [], "trusted": [], "sandboxed": []}
-    here()
+    run_here()
     for _ in range(bench.sizes.rounds):
         await asyncio.sleep(bench.sizes.pause_s)
-        times["here"].append(seconds(here))
+        times["here"].append(seconds(run_here))
         for trusted, kind in ((True, "trusted"), (False, "sandboxed")):
             # Alternate, so that a slow minute affects all equally. Pause before each, so that a runner
             # waits and the GPU's clocks have dropped equally.
@@ -284,7 +284,7 @@ async def checksum(bench: Bench) -> list[Figure]:
         str(n): torch.randn(size // 32, dtype=torch.float32, device=bench.device) for n in range(8)
     }
     words = [tensor.view(torch.int32) for tensor in tensors.values()]
-    made = seconds(lambda: WeightChecksum.of(tensors))
+    checksum_s = seconds(lambda: WeightChecksum.of(tensors))
     expected = WeightChecksum.of(tensors)
     changed: list[str] = []
     verified = seconds(lambda: changed.extend(expected.find_changed(tensors)))
@@ -294,7 +294,7 @@ async def checksum(bench: Bench) -> list[Figure]:
     per_gb = 1e9 / size
     how = f"reading the same bytes once: {read * per_gb:.4f} s"
     return [
-        Figure("checksum a GB", made * per_gb, None, "s", how=how),
+        Figure("checksum a GB", checksum_s * per_gb, None, "s", how=how),
         Figure("verify a GB", verified * per_gb, None, "s", how=how),
     ]
 
@@ -341,8 +341,8 @@ async def result(bench: Bench) -> list[Figure]:
     size = bench.sizes.result_bytes
     payload = holding(bench.client, size)
     values = torch.ones(size // 2, dtype=torch.bfloat16, device=bench.device)
-    here = min(seconds(lambda: torch.save(values.cpu(), io.BytesIO())) for _ in range(3))
-    how = f"to the CPU and serialized, in this process: {here:.2f} s"
+    local_s = min(seconds(lambda: torch.save(values.cpu(), io.BytesIO())) for _ in range(3))
+    how = f"to the CPU and serialized, in this process: {local_s:.2f} s"
     figures = []
     for trusted, kind in ((True, "trusted"), (False, "sandboxed")):
         took = await seconds_of(bench.run(payload, trusted=trusted))

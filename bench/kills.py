@@ -197,7 +197,7 @@ async def one_round(server: Server, kind: str, key: str, payload: bytes, tally: 
 async def measure(kinds: list[str], times: int) -> dict[str, Tally]:
     """Kill each kind of process."""
     folder = prepare(CACHE / "smollm2-135m")
-    found = {}
+    tallies = {}
     with tempfile.TemporaryDirectory() as root:
         port = random.randrange(20000, 30000)
         environment = {
@@ -211,14 +211,14 @@ async def measure(kinds: list[str], times: int) -> dict[str, Tally]:
         sent = json.loads(client("payload", "0.8", server.url).stdout.splitlines()[-1])
         payload = base64.b64decode(sent["payload"])
         for kind in kinds:
-            tally = found[kind] = Tally()
+            tally = tallies[kind] = Tally()
             for _ in range(times):
                 await server.until_ready()
                 await one_round(server, kind, sent["key"], payload, tally)
             print(kind, tally, flush=True)
         server.process.terminate()
         await server.process.wait()
-    return found
+    return tallies
 
 
 def main() -> None:
@@ -227,14 +227,14 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
     asked = parser.parse_args()
-    found = uvloop.run(measure(asked.kinds or list(KINDS), asked.times))
-    columns = columns_of_ends([tally.ends for tally in found.values()])
+    tallies = uvloop.run(measure(asked.kinds or list(KINDS), asked.times))
+    columns = columns_of_ends([tally.ends for tally in tallies.values()])
     shown = Table("killed", "times", *columns, "slowest round")
-    for kind, tally in found.items():
+    for kind, tally in tallies.items():
         shown.add_row(
             kind,
             str(tally.kills),
-            *(str(tally.ends[each]) for each in columns),
+            *(str(tally.ends[column]) for column in columns),
             f"{tally.slowest_s:.0f} s",
         )
     Console(width=160).print(shown)

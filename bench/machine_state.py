@@ -64,8 +64,8 @@ def said_of(machine: Mapping[str, Any]) -> str:
 def _cpu() -> str:
     with contextlib.suppress(OSError):
         # The file of an ARM machine has no such line.
-        if found := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M):
-            return found[1]
+        if match := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M):
+            return match[1]
     return platform.machine()
 
 
@@ -79,9 +79,9 @@ def _version(package: str) -> str | None:
 def _git(*words: str) -> str | None:
     """Return the output of a git command in this repository; None without git or a repository."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *words], cwd=_ROOT, check=True, capture_output=True, text=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

@@ -211,7 +211,9 @@ async def one_round(stack: Stack, outage: Callable[[Stack], Awaitable[None]]) ->
     await asyncio.sleep(1)
     # The first two jobs run, the last one waits.
     killed = [*polled[:2], polled[-1]]
-    told = await asyncio.gather(*(kill(stack.host, job) for job in killed), return_exceptions=True)
+    answers = await asyncio.gather(
+        *(kill(stack.host, job) for job in killed), return_exceptions=True
+    )
     await out
     over = time.monotonic()
     await asyncio.wait([waiting], timeout=_BOUND_S)
@@ -222,7 +224,7 @@ async def one_round(stack: Stack, outage: Callable[[Stack], Awaitable[None]]) ->
     waiting.cancel()
     for job in polled:
         tally.reasons[job.description] += bool(job.description)
-    for job, answer in zip(killed, told, strict=True):
+    for job, answer in zip(killed, answers, strict=True):
         became = "ended" if "operator has ended" in job.description else "ran on"
         tally.kills[f"{answer if isinstance(answer, str) else 'no answer'}, {became}"] += 1
     after = stack.log().count(_REPEATED)
@@ -236,8 +238,8 @@ async def one_round(stack: Stack, outage: Callable[[Stack], Awaitable[None]]) ->
 def services() -> Iterator[tuple[dict[str, str], RedisServer, RayServer]]:
     """Start the services; return the server's environment, the broker and the cluster."""
     with contextlib.ExitStack() as stack:
-        told, redis = stack.enter_context(stores())
-        settings = {**os.environ, **told}
+        variables, redis = stack.enter_context(stores())
+        settings = {**os.environ, **variables}
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outages-"))
         memory = stack.enter_context(RedisServer(Path(folder)))
         kept = {"RAY_REDIS_ADDRESS": f"{HOST}:{memory.port}"}
@@ -260,34 +262,34 @@ async def until_ready(stack: Stack) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 answer = await http.get(f"http://{HOST}:{stack.host.port}/status")
-                (found, *_) = answer.json()["deployments"].values()
-                if found["replicas"] == {"0.8": 2} and len(found["nodes"]) == 2:
+                (deployment, *_) = answer.json()["deployments"].values()
+                if deployment["replicas"] == {"0.8": 2} and len(deployment["nodes"]) == 2:
                     return
             await asyncio.sleep(_LOOK_S)
 
 
 async def measure(kinds: list[str]) -> dict[str, Tally]:
     """Run a round with each kind of outage."""
-    found = {}
+    tallies = {}
     async with started() as stack:
         for kind in kinds:
             await asyncio.wait_for(until_ready(stack), _BOUND_S)
-            found[kind] = await one_round(stack, KINDS[kind])
-            print(kind, found[kind], flush=True)
-    return found
+            tallies[kind] = await one_round(stack, KINDS[kind])
+            print(kind, tallies[kind], flush=True)
+    return tallies
 
 
 def main() -> None:
     """Run the outages, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
-    found = uvloop.run(measure(parser.parse_args().kinds or list(KINDS)))
-    columns = columns_of_ends([tally.ends for tally in found.values()])
+    tallies = uvloop.run(measure(parser.parse_args().kinds or list(KINDS)))
+    columns = columns_of_ends([tally.ends for tally in tallies.values()])
     shown = Table("outage", *columns, "killed", "calls repeated", "last end after")
-    for kind, tally in found.items():
-        kills = "; ".join(f"{count} {what}" for what, count in tally.kills.items())
+    for kind, tally in tallies.items():
+        kills = "; ".join(f"{count} {outcome}" for outcome, count in tally.kills.items())
         repeated = f"{tally.repeated}, then {tally.still_repeated}"
-        counts = (str(tally.ends[each]) for each in columns)
+        counts = (str(tally.ends[column]) for column in columns)
         shown.add_row(kind, *counts, kills, repeated, f"{tally.slowest_s:.0f} s")
     Console(width=180).print(shown)
 

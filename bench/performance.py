@@ -61,7 +61,7 @@ def since(before: Report, report: Report) -> Iterator[str]:
     changes, _, _ = compared(before, report)
     rows = (
         (_title(scenario), name, *rest)
-        for scenario, name, *rest in (each.row() for each in changes)
+        for scenario, name, *rest in (change.row() for change in changes)
     )
     yield from table_of(("scenario", "figure", "before", "after", "change", ""), rows)
 
@@ -73,7 +73,7 @@ def beside(peers: Report, report: Report) -> Iterator[str]:
     yield f"{_measured(peers)}\n"
     yield from table_of(
         ("scenario", "figure", "measured", "limit", "", "how"),
-        ((_title(each.scenario), *each.row()) for each in more),
+        ((_title(figure.scenario), *figure.row()) for figure in more),
     )
 
 
@@ -111,12 +111,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT.json")
     parser.add_argument("--before", nargs="+", type=Path, help="reports of an earlier commit")
     parser.add_argument("--original", type=Path, help="report of a run beside the original")
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        report = Report.of_runs(said.reports or [LATEST])
+        report = Report.of_runs(options.reports or [LATEST])
         more = [
-            *([] if said.original is None else beside(Report.read(said.original), report)),
-            *([] if said.before is None else since(Report.of_runs(said.before), report)),
+            *([] if options.original is None else beside(Report.read(options.original), report)),
+            *([] if options.before is None else since(Report.of_runs(options.before), report)),
         ]
     except ValueError as error:
         parser.error(str(error))

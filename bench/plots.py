@@ -113,12 +113,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.plots")
     parser.add_argument("report", nargs="?", type=Path, default=LATEST, metavar="REPORT.json")
     parser.add_argument("folder", nargs="?", type=Path, default=RESULTS, metavar="FOLDER")
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        report = Report.read(said.report)
+        report = Report.read(options.report)
     except ValueError as error:
         parser.error(str(error))
-    for file in draw_all(report, said.folder).values():
+    for file in draw_all(report, options.folder).values():
         print(file)
 
 

@@ -34,16 +34,16 @@ class Report:
             ValueError: If the file has no report; the message is a sentence.
         """
         try:
-            said = json.loads(path.read_text())
-            known = {field.name for field in fields(Figure)}
+            content = json.loads(path.read_text())
+            names = {field.name for field in fields(Figure)}
             figures = [
-                Figure(**{name: value for name, value in each.items() if name in known})
-                for each in said["figures"]
+                Figure(**{name: value for name, value in row.items() if name in names})
+                for row in content["figures"]
             ]
-            machine = said["machine"]
+            machine = content["machine"]
             # A report in an older form has only a part of the fields.
             machine["cpu"], machine["memory_bytes"], machine["loop_seconds"]
-            return Report(machine, said["began"], said["seconds"], figures)
+            return Report(machine, content["began"], content["seconds"], figures)
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -65,7 +65,7 @@ class Report:
         for run in runs:
             for figure in run.figures:
                 alike[figure.scenario, figure.name].append(figure)
-        figures = [_of_runs(alike[each.scenario, each.name]) for each in runs[-1].figures]
+        figures = [_of_runs(alike[figure.scenario, figure.name]) for figure in runs[-1].figures]
         seconds = sum(run.seconds for run in runs)
         return Report(runs[-1].machine, runs[0].began, seconds, figures)
 
@@ -79,6 +79,6 @@ def _of_runs(figures: Sequence[Figure]) -> Figure:
     """Return a figure of several runs; if each run measured it once, their values are its samples."""
     if len(figures) == 1:
         return figures[0]
-    samples = [value for each in figures for value in each.samples or [each.value]]
+    samples = [value for figure in figures for value in figure.samples or [figure.value]]
     how = f"{figures[-1].how}; {len(figures)} runs".removeprefix("; ")
     return replace(figures[-1], value=statistics.median(samples), samples=samples, how=how)

@@ -43,14 +43,16 @@ class Neighbours:
                 continue
             try:
                 fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-                one = (int(entry.name), int(fields[19]))
-                if one not in self._ours:
-                    self._ours[one] = self._is_ours(entry.path, *map(int, (fields[1], fields[6])))
+                process = (int(entry.name), int(fields[19]))
+                if process not in self._ours:
+                    self._ours[process] = self._is_ours(
+                        entry.path, *map(int, (fields[1], fields[6]))
+                    )
             except OSError:  # the process has just ended
                 continue
-            if not self._ours[one]:
-                now[one] = int(fields[11]) + int(fields[12])
-        ticks = sum(used - self._before.get(one, 0) for one, used in now.items())
+            if not self._ours[process]:
+                now[process] = int(fields[11]) + int(fields[12])
+        ticks = sum(used - self._before.get(process, 0) for process, used in now.items())
         steal = int(Path("/proc/stat").read_text().split(maxsplit=_STEAL + 1)[_STEAL])
         ticks += steal - self._steal
         self._before, self._steal = now, steal
@@ -100,9 +102,9 @@ class Samples:
         return dict(vars(self))
 
     @staticmethod
-    def of_json(said: Mapping[str, Any]) -> Samples:
+    def of_json(fields: Mapping[str, Any]) -> Samples:
         """Return samples of another process."""
-        return Samples(**said)
+        return Samples(**fields)
 
 
 def in_turn(

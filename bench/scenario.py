@@ -38,11 +38,11 @@ class Server:
         Raises:
             ValueError: If the text does not have this form.
         """
-        said = _PEER.fullmatch(text)
-        if said is None:
+        match = _PEER.fullmatch(text)
+        if match is None:
             raise ValueError(f"{text!r} is not NAME=URL[#KEY][@NNSIGHT].")
-        clients = (said["nnsight"],) if said["nnsight"] else CLIENTS
-        return Server(said["name"], said["url"].rstrip("/"), said["key"] or "", clients)
+        clients = (match["nnsight"],) if match["nnsight"] else CLIENTS
+        return Server(match["name"], match["url"].rstrip("/"), match["key"] or "", clients)
 
     @property
     def way(self) -> dict[str, str]:
@@ -86,7 +86,9 @@ class Site:
 
 
 def _clients(peers: Iterable[Server]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*CLIENTS, *(each for peer in peers for each in peer.clients))))
+    return tuple(
+        dict.fromkeys((*CLIENTS, *(nnsight for peer in peers for nnsight in peer.clients)))
+    )
 
 
 class Scenario(Protocol):

@@ -32,7 +32,7 @@ def sample(
     """
     with contextlib.ExitStack() as stack:
         ready = stack.enter_context(tempfile.TemporaryDirectory())
-        said = {
+        specification = {
             "block": block,
             "ways": dict(ways),
             "taken": taken,
@@ -40,6 +40,6 @@ def sample(
             "compress": compress,
         }
         if with_instant:
-            said["ways"][INSTANT] = {"url": stack.enter_context(instant(Path(ready)))}
-        out = client("traces", generation, hub, json.dumps(said))
+            specification["ways"][INSTANT] = {"url": stack.enter_context(instant(Path(ready)))}
+        out = client("traces", generation, hub, json.dumps(specification))
     return Samples.of_json(json.loads(out.stdout.splitlines()[-1]))

@@ -51,35 +51,35 @@ class Walk:
 
 def walk(port: int, loop: asyncio.AbstractEventLoop) -> Walk:
     """Send requests to the server that `loop` runs; return the files and calls that all have in common."""
-    found = [Walk() for _ in range(_SEEN)]
+    walks = [Walk() for _ in range(_SEEN)]
 
     async def send() -> None:
         user = User(port)
         await user.connect()
         for _ in range(_WARM):
             await user.run()
-        for each in found:
-            loop.call_soon_threadsafe(sys.setprofile, each)
+        for recorded in walks:
+            loop.call_soon_threadsafe(sys.setprofile, recorded)
             await user.run()
             loop.call_soon_threadsafe(sys.setprofile, None)
             await asyncio.sleep(0.2)  # updates and records of the previous request
         user.close()
 
     asyncio.run(send())
-    last = found[-1]
-    common = set(last.files).intersection(*(each.files for each in found))
+    last = walks[-1]
+    common = set(last.files).intersection(*(recorded.files for recorded in walks))
     last.files = {name: names for name, names in last.files.items() if name in common}
     return last
 
 
-def show(found: Walk) -> None:
+def show(common: Walk) -> None:
     """Print the walk."""
-    counted = {name: names for name, names in found.files.items() if not name.startswith(_APART)}
+    counted = {name: names for name, names in common.files.items() if not name.startswith(_APART)}
     for name, functions in counted.items():
         print(f"{name:40} {', '.join(functions)}")
-    print(f"{len(counted)} files; beside them {len(found.files) - len(counted)}: ", end="")
-    print(", ".join(name for name in found.files if name not in counted))
-    print(f"{found.calls} calls")
+    print(f"{len(counted)} files; beside them {len(common.files) - len(counted)}: ", end="")
+    print(", ".join(name for name in common.files if name not in counted))
+    print(f"{common.calls} calls")
 
 
 async def _serve(folder: Path) -> None:

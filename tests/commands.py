@@ -43,7 +43,7 @@ def ndif(
     *arguments: str | Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in an environment; return a result as `subprocess.run` does."""
-    given = [str(each) for each in arguments]
+    given = [str(word) for word in arguments]
     if not server_of_forks().takes(environment):
         return subprocess.run(
             [NDIF, *given],

@@ -43,7 +43,7 @@ OLDER = ("0.7", "0.6")
 # Processes of the tests import tests/templates/sitecustomize.py from a folder that belongs to this run.
 _TEMPLATES = "ndif-templates-"
 _FOUND = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-_FOLDER = next((each for each in _FOUND if _TEMPLATES in each), None)
+_FOLDER = next((folder for folder in _FOUND if _TEMPLATES in folder), None)
 if _FOLDER is None:  # otherwise the parent of this test process made the folder
     _FOLDER = tempfile.mkdtemp(prefix=_TEMPLATES)
     Path(_FOLDER, "owner").write_text(str(os.getpid()))
@@ -64,7 +64,9 @@ def _settings_of_each_test() -> None:
 @pytest.fixture
 def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork servers start without templates, as they do in production."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(each for each in _FOUND if each != _FOLDER))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(folder for folder in _FOUND if folder != _FOLDER)
+    )
 
 
 @pytest.fixture(scope="session")

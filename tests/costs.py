@@ -188,7 +188,7 @@ class Summary:
 def table(costs: dict[str, Cost], *, by_cores: bool) -> list[str]:
     """Return a table of the highest costs, by core-seconds or by seconds."""
     ranked = sorted(
-        costs.items(), key=lambda each: each[1].cores if by_cores else each[1].seconds, reverse=True
+        costs.items(), key=lambda row: row[1].cores if by_cores else row[1].seconds, reverse=True
     )
     total = Cost(count=sum(cost.count for cost in costs.values()))
     for cost in costs.values():

@@ -38,15 +38,15 @@ def retry(subject: str, reason: str) -> None:
 
 def stacks(pid: int | None = None) -> str:
     """Return the stacks of a process and of its descendants that run Python."""
-    found = []
+    sections = []
     for number in family(pid or os.getpid()):
         if number == os.getpid():
             continue
         try:
-            each = psutil.Process(number)
-            command = " ".join(each.cmdline())
+            process = psutil.Process(number)
+            command = " ".join(process.cmdline())
             dumped = subprocess.run(
-                [_PY_SPY, "dump", "--nonblocking", "--pid", str(each.pid)],
+                [_PY_SPY, "dump", "--nonblocking", "--pid", str(process.pid)],
                 capture_output=True,
                 text=True,
                 timeout=60,
@@ -54,8 +54,10 @@ def stacks(pid: int | None = None) -> str:
         except (psutil.Error, OSError, subprocess.TimeoutExpired):
             continue
         if "python" in command:
-            found.append(f"--- {each.pid} {each.status()} {command[:150]}\n{dumped.stdout}")
-    return "\n".join(found)
+            sections.append(
+                f"--- {process.pid} {process.status()} {command[:150]}\n{dumped.stdout}"
+            )
+    return "\n".join(sections)
 
 
 def said_by_servers(since: float) -> list[tuple[str, str]]:
@@ -119,10 +121,10 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("this run")
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     terminalreporter.write_line(
         f"load of the last 1, 5 and 15 minutes: {load}, on {os.cpu_count()} cores"
     )
     terminalreporter.write_line(f"tried a second time: {len(retried)}")
-    for each in retried:
-        terminalreporter.write_line(f"  {each}")
+    for retry_line in retried:
+        terminalreporter.write_line(f"  {retry_line}")

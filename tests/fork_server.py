@@ -145,7 +145,7 @@ class ForkServer:
         ]
         theirs = [stdin, stdout, stderr, theirs_status]
         order = {
-            "arguments": [str(each) for each in arguments],
+            "arguments": [str(argument) for argument in arguments],
             "command": self._command,
             "environment": dict(environment),
             "folder": str(Path.cwd()),
@@ -154,16 +154,16 @@ class ForkServer:
         fds = [stdin, stdout, stdout if one_stream else stderr, theirs_status]
         with self._lock:
             socket.send_fds(self._connection, [json.dumps(order).encode()], fds)
-            said, (pidfd,), _, _ = socket.recv_fds(self._connection, 16, 1)
+            pid, (pidfd,), _, _ = socket.recv_fds(self._connection, 16, 1)
         for fd in theirs:
             os.close(fd)
         args = [*self._command, *order["arguments"]]
         streams = (os.fdopen(write, "w"), os.fdopen(read), os.fdopen(errors))
-        return ForkedProcess(args, int(said), pidfd, status, streams)
+        return ForkedProcess(args, int(pid), pidfd, status, streams)
 
 
 def _path(environment: Mapping[str, str]) -> list[str]:
-    return [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+    return [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def main() -> None:

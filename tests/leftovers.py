@@ -51,20 +51,22 @@ def _readers() -> dict[str, Callable[[], Any]]:
         return {"logging": _logging}
     from ndif.runtime.process.process_settings import settings
 
-    found = {each.name: each.read for each in settings() if each.name not in _EXPECTED}
-    return {**found, "logging": _logging}
+    readers = {
+        setting.name: setting.read for setting in settings() if setting.name not in _EXPECTED
+    }
+    return {**readers, "logging": _logging}
 
 
 def _read() -> dict[str, Any]:
     """Return the values of the settings that can be read."""
-    found = {}
+    values = {}
     for name, read in _readers().items():
         with contextlib.suppress(Exception):
-            found[name] = read()
-    if "sys.path" in found:
+            values[name] = read()
+    if "sys.path" in values:
         # Ray adds the working directory once more, with the first connection of a process.
-        found["sys.path"] = {*sys.path} - {str(Path.cwd())}
-    return found
+        values["sys.path"] = {*sys.path} - {str(Path.cwd())}
+    return values
 
 
 _before: dict[str, Any] = {}

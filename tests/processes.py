@@ -30,4 +30,4 @@ def _served_by(pid: int) -> int:
 
 
 def _numbers(file: Path) -> list[int]:
-    return [int(one) for one in file.read_text().split()]
+    return [int(pid) for pid in file.read_text().split()]

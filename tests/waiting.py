@@ -26,11 +26,11 @@ _SLOWEST_S, _FACTOR = 0.1, 1.1
 def until(condition: Callable[[], T | None], explain: Callable[[], str] = str) -> T:
     """Wait until `condition` returns something true, and return it; fail with `explain` otherwise."""
     deadline, pause_s = time.monotonic() + PATIENCE_S, POLL_S
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, explain()
         time.sleep(pause_s)
         pause_s = min(_FACTOR * pause_s, _SLOWEST_S)
-    return found
+    return value
 
 
 async def eventually(
@@ -40,11 +40,11 @@ async def eventually(
     loop = asyncio.get_running_loop()
     deadline, pause_s = loop.time() + PATIENCE_S, POLL_S
     while True:
-        found = condition()
-        if isawaitable(found):
-            found = await found
-        if found:
-            return found
+        value = condition()
+        if isawaitable(value):
+            value = await value
+        if value:
+            return value
         assert loop.time() < deadline, explain()
         await asyncio.sleep(pause_s)
         pause_s = min(_FACTOR * pause_s, _SLOWEST_S)

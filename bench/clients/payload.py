@@ -32,12 +32,12 @@ class Printed(Backend):
             payload = RequestModel(interventions=block, tracer=tracer).serialize(False)
         else:
             payload = RequestModel.serialize(tracer, compress=False)
-        said = {
+        request = {
             "key": model.to_model_key(),
             "payload": base64.b64encode(payload).decode(),
             "nnsight": nnsight.__version__,
         }
-        print(json.dumps(said))
+        print(json.dumps(request))
         raise SystemExit
 
 

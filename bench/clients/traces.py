@@ -50,18 +50,18 @@ def ran_there(block: Block, model: Any, url: str, key: str = "") -> Callable[[],
 
 def kept(run: Callable[[], None]) -> bytes:
     """Run a block on a server; return the bytes of its result."""
-    found: list[bytes] = []
+    contents: list[bytes] = []
     if OLDER:
         plain_unpickle, plain_load = ResponseModel.unpickle, RemoteBackend._decompress_and_load
 
         def unpickle(data: bytes) -> Any:
             response = plain_unpickle(data)
             if response.status.name == "COMPLETED" and isinstance(response.data, dict):
-                found.append(_embedded(data))
+                contents.append(_embedded(data))
             return response
 
         def load(self: Any, result: Any) -> Any:
-            found.append(result.getvalue())
+            contents.append(result.getvalue())
             return plain_load(self, result)
 
         ResponseModel.unpickle, RemoteBackend._decompress_and_load = unpickle, load
@@ -69,7 +69,7 @@ def kept(run: Callable[[], None]) -> bytes:
         plain = RemoteBackend.finalize
 
         def finalize(self: Any, content: bytes) -> Any:
-            found.append(content)
+            contents.append(content)
             return plain(self, content)
 
         RemoteBackend.finalize = finalize
@@ -79,7 +79,7 @@ def kept(run: Callable[[], None]) -> bytes:
         RemoteBackend._decompress_and_load = plain_load
     else:
         RemoteBackend.finalize = plain
-    return found[-1]
+    return contents[-1]
 
 
 def _embedded(frame: bytes) -> bytes:

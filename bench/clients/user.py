@@ -13,8 +13,8 @@ import time
 
 def key_of(name: str) -> str:
     """Return the key of a model in nnsight 0.8."""
-    told = json.dumps({"repo_id": name, "revision": None})
-    return f"nnsight.modeling.transformers.TransformersModel:{told}"
+    repository = json.dumps({"repo_id": name, "revision": None})
+    return f"nnsight.modeling.transformers.TransformersModel:{repository}"
 
 
 KEY = key_of("bench/nothing")

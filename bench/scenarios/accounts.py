@@ -117,8 +117,8 @@ async def _measure() -> list[Figure]:
                 await user.connect()
                 await _posts(user)
             for _ in range(_ROUNDS):
-                for each, user in zip(took, users, strict=True):
-                    each += await _posts(user)
+                for seconds, user in zip(took, users, strict=True):
+                    seconds += await _posts(user)
             without, with_few, with_many = map(statistics.median, took)
             firsts = [await _first_posts(port, range(1, _FEW)) for port in (small, big)]
             before = _resident(pid)

@@ -89,11 +89,11 @@ async def _calls(ray_address: str) -> AsyncIterator[Callable[[], Awaitable[float
     )
     assert calling.stdin is not None
     assert calling.stdout is not None
-    ask, told = calling.stdin, calling.stdout
+    ask, output = calling.stdin, calling.stdout
 
     async def rate() -> float:
         ask.write(b"\n")
-        return float(await told.readline())
+        return float(await output.readline())
 
     try:
         yield rate

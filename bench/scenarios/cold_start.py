@@ -33,12 +33,12 @@ def measure(site: Site) -> Iterator[Figure]:
     with (
         # Beside the checkpoint: hard links work only within a file system.
         tempfile.TemporaryDirectory(dir=site.folder.parent) as scratch,
-        machine({}, site.environment) as one,
+        machine({}, site.environment) as host,
     ):
         numbers = itertools.count()
         forward_passes: list[float] = []
         ways = {
-            _OURS: lambda: _cold_start(one, site.folder, Path(scratch), next(numbers)),
+            _OURS: lambda: _cold_start(host, site.folder, Path(scratch), next(numbers)),
             _PEER: lambda: _from_pretrained(site.folder, forward_passes),
         }
         samples = in_turn(ways, rounds=_ROUNDS, warm_up=1, pause_s=1.0)
@@ -51,12 +51,12 @@ def measure(site: Site) -> Iterator[Figure]:
     yield Figure.of(f"{_OURS} of SmolLM2 / {_PEER}", ratios, 1.3, "x", how=how)
 
 
-def _cold_start(one: Machine, folder: Path, scratch: Path, number: int) -> float:
+def _cold_start(host: Machine, folder: Path, scratch: Path, number: int) -> float:
     """Return the seconds until an unknown model serves."""
     name = f"bench/cold-{number}"
     linked = shutil.copytree(folder, scratch / str(number), copy_function=os.link)
-    took = one.deploy(name, linked)
-    one.evict(name, cold=True)
+    took = host.deploy(name, linked)
+    host.evict(name, cold=True)
     return took
 
 
@@ -65,13 +65,13 @@ def _from_pretrained(folder: Path, forward_passes: list[float]) -> float:
 
     Append the seconds of the following forward pass to `forward_passes`.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "bench.clients.from_pretrained", str(folder)],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     )
-    load_s, forward_s = json.loads(done.stdout)
+    load_s, forward_s = json.loads(process.stdout)
     forward_passes.append(forward_s)
     return float(load_s)

@@ -22,12 +22,12 @@ def measure(site: Site) -> Iterator[Figure]:
     yield Figure.of("ndif --help", samples.seconds["help"], 0.4, "s", how=samples.said)
     memory, later = [], []
     for _ in range(_STARTS):
-        with server(site.folder, site.environment) as (_, pid, said):
+        with server(site.folder, site.environment) as (_, pid, output):
             memory.append(resident(pid) / MB)
-            found = re.search(r"ready (.+?) later", said)
-            if found is None:
-                raise RuntimeError(f"The server does not say when it was ready:\n{said}")
-            later.append(parse_duration(found[1]))
+            match = re.search(r"ready (.+?) later", output)
+            if match is None:
+                raise RuntimeError(f"The server does not say when it was ready:\n{output}")
+            later.append(parse_duration(match[1]))
     how = f"the control plane's process; {_STARTS} starts"
     yield Figure.of("idle server without a model", memory, 120, "MB", how=how)
     how = f"as local mode says; {_STARTS} starts"

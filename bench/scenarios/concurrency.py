@@ -30,7 +30,7 @@ def measure(site: Site) -> Iterator[Figure]:
         machine(models, site.environment, users=users) as trusting,
         machine(models, site.environment, users=users) as other,
     ):
-        said = json.loads(client("payload", CLIENTS[0], other.url, "small", runs=NAME).stdout)
+        request = json.loads(client("payload", CLIENTS[0], other.url, "small", runs=NAME).stdout)
         sandboxed = [key for user, key in other.keys.items() if user != TRUSTED]
         ways = {}
         for count in _NUMBERS:
@@ -38,9 +38,9 @@ def measure(site: Site) -> Iterator[Figure]:
             ways[_of_one(count)] = other.port, sandboxed[:1] * count
             if count > 1:
                 ways[_each(count)] = other.port, sandboxed[:count]
-        payload = base64.b64decode(said["payload"])
+        payload = base64.b64decode(request["payload"])
         loads = {
-            way: Load([User(port, said["key"], key) for key in keys], payload, _JOBS)
+            way: Load([User(port, request["key"], key) for key in keys], payload, _JOBS)
             for way, (port, keys) in ways.items()
         }
         samples = loads_in_turn(loads, _ROUNDS, 0.5)

@@ -36,17 +36,17 @@ _POLL_EVERY_S = 0.02
 async def sustained(users: list[User]) -> float:
     """Return the requests per second when each user sends one request after the other."""
     ends = time.perf_counter() + _ROUND_S
-    done = 0
+    count = 0
 
     async def go_on(user: User) -> None:
-        nonlocal done
+        nonlocal count
         while time.perf_counter() < ends:
             await user.run()
-            done += 1
+            count += 1
 
     began = time.perf_counter()
     await asyncio.gather(*map(go_on, users))
-    return done / (time.perf_counter() - began)
+    return count / (time.perf_counter() - began)
 
 
 async def at_rate(users: list[User]) -> list[float]:

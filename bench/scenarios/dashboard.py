@@ -52,8 +52,8 @@ def open_pages(url: str, count: int) -> Iterator[list[int]]:
 
     def read(index: int) -> None:
         with contextlib.suppress(OSError):
-            while found := streams[index].recv(1 << 16):
-                received[index] += len(found)
+            while data := streams[index].recv(1 << 16):
+                received[index] += len(data)
 
     readers = [threading.Thread(target=read, args=(i,), daemon=True) for i in range(count)]
     for reader in readers:
@@ -118,7 +118,7 @@ def measure(site: Site) -> Iterator[Figure]:
             without = used_share(url, pid, busy=busy)
             with open_pages(url, _PAGES) as received:
                 share = used_share(url, pid, busy=busy)
-                each = statistics.median(received)
-            how = f"{100 * share:.1f} % beside {100 * without:.1f} %; {each / 1e3:.0f} kB to each page"
+                size = statistics.median(received)
+            how = f"{100 * share:.1f} % beside {100 * without:.1f} %; {size / 1e3:.0f} kB to each page"
             cost = 100 * (share - without)
             yield Figure(f"{_PAGES} open pages, {name}", cost, 5, "% of a core", how=how)

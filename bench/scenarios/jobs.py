@@ -36,29 +36,34 @@ def measure(site: Site) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as scratch:
         tiny = make_gpt2(Path(scratch))
         models = {NAME: site.folder, "bench/tiny": tiny}
-        with machine(models, site.environment) as one, machine(models, site.environment) as other:
+        with (
+            machine(models, site.environment) as sandboxing,
+            machine(models, site.environment) as other,
+        ):
             for kind, name, block, jobs, limits in (
                 ("", NAME, "small", 16, (0.9, 0.75, 1.2)),
                 (" of a tiny model", "bench/tiny", "tiny", 64, (0.85, 0.45, None)),
             ):
-                yield from _figures(kind, _sample(one, other, name, block, jobs), limits, jobs)
+                yield from _figures(
+                    kind, _sample(sandboxing, other, name, block, jobs), limits, jobs
+                )
             for peer in site.peers:
                 if peer.clients != CLIENTS:
-                    yield from _beside(peer, one, other, 16)
+                    yield from _beside(peer, sandboxing, other, 16)
 
 
-def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -> Samples:
-    said = json.loads(client("payload", CLIENTS[0], one.url, block, runs=name).stdout)
-    sandboxed = [key for user, key in one.keys.items() if user != TRUSTED]
+def _sample(trusting: Machine, sandboxing: Machine, name: str, block: str, jobs: int) -> Samples:
+    request = json.loads(client("payload", CLIENTS[0], sandboxing.url, block, runs=name).stdout)
+    sandboxed = [key for user, key in sandboxing.keys.items() if user != TRUSTED]
     ways = {
         TRUSTED: (trusting, [trusting.keys[TRUSTED]] * _CLIENTS),
-        _ONE: (one, sandboxed[:1] * _CLIENTS),
-        _EIGHT: (one, sandboxed),
+        _ONE: (sandboxing, sandboxed[:1] * _CLIENTS),
+        _EIGHT: (sandboxing, sandboxed),
     }
     loads = {
         way: Load(
-            [User(at.port, said["key"], key) for key in keys],
-            base64.b64decode(said["payload"]),
+            [User(at.port, request["key"], key) for key in keys],
+            base64.b64decode(request["payload"]),
             jobs,
             at.pid,
         )
@@ -71,16 +76,16 @@ def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -
 
 def _beside(peer: Server, trusting: Machine, sandboxing: Machine, jobs: int) -> Iterator[Figure]:
     """Compare the small trace's jobs per second with a peer's, for each nnsight that the peer serves."""
-    said = json.loads(client("payload", peer.clients[0], sandboxing.url, "small").stdout)
+    request = json.loads(client("payload", peer.clients[0], sandboxing.url, "small").stdout)
     ways = {
         peer.name: (urlsplit(peer.url).port or 80, peer.key),
         TRUSTED: (trusting.port, trusting.keys[TRUSTED]),
         _ONE: (sandboxing.port, sandboxing.key),
     }
-    payload = base64.b64decode(said["payload"])
+    payload = base64.b64decode(request["payload"])
     loads = {
         way: Load(
-            [SocketIoUser(port, said["key"], said["nnsight"], key) for _ in range(_CLIENTS)],
+            [SocketIoUser(port, request["key"], request["nnsight"], key) for _ in range(_CLIENTS)],
             payload,
             jobs,
         )
@@ -90,7 +95,7 @@ def _beside(peer: Server, trusting: Machine, sandboxing: Machine, jobs: int) -> 
     rates = ", ".join(f"{way} {jobs / samples.median(way):.1f}" for way in ways)
     for way in (TRUSTED, _ONE):
         yield Figure.of(
-            f"jobs a second, {way}, nnsight {said['nnsight']} / {peer.name}",
+            f"jobs a second, {way}, nnsight {request['nnsight']} / {peer.name}",
             samples.each(lambda theirs, ours: theirs / ours, peer.name, way),
             3,
             "x",
@@ -102,10 +107,10 @@ def _beside(peer: Server, trusting: Machine, sandboxing: Machine, jobs: int) -> 
 def _figures(
     kind: str, samples: Samples, limits: tuple[float, float, float | None], jobs: int
 ) -> Iterator[Figure]:
-    said = {way: f"{jobs / samples.median(way):.1f}" for way in samples.seconds}
+    rates = {way: f"{jobs / samples.median(way):.1f}" for way in samples.seconds}
     for way, limit in ((_ONE, limits[0]), (_EIGHT, limits[1])):
         ratio = samples.each(lambda trusted, own: trusted / own, TRUSTED, way)
-        how = f"{said[way]}, trusted {said[TRUSTED]} jobs/s; {_CLIENTS} clients; {samples.said}"
+        how = f"{rates[way]}, trusted {rates[TRUSTED]} jobs/s; {_CLIENTS} clients; {samples.said}"
         name = f"jobs a second{kind}, {way} / trusted"
         yield Figure.of(name, ratio, limit, "x", at_most=False, how=how)
         used, least = samples.more[way], samples.more[TRUSTED]

@@ -28,8 +28,8 @@ _LARGE = 256
 def measure(site: Site) -> Iterator[Figure]:
     """Measure 256 MB on one machine; in full also smaller results, and local mode."""
     with contextlib.ExitStack() as servers:
-        one = servers.enter_context(machine({NAME: site.folder}, site.environment))
-        ways = {_SANDBOXED: {"url": one.url, "key": one.key}, HERE: {"folder": str(site.folder)}}
+        host = servers.enter_context(machine({NAME: site.folder}, site.environment))
+        ways = {_SANDBOXED: {"url": host.url, "key": host.key}, HERE: {"folder": str(site.folder)}}
         if site.full:
             local, _, _ = servers.enter_context(server(site.folder, site.environment))
             ways[_LOCAL] = {"url": local}
@@ -39,7 +39,7 @@ def measure(site: Site) -> Iterator[Figure]:
                 for compress in (True, False):
                     samples = sample(
                         f"large-{size}",
-                        one.url,
+                        host.url,
                         ways | peers,
                         generation=nnsight,
                         with_instant=True,
@@ -66,7 +66,7 @@ def _beside(name: str, samples: Samples, peer: str) -> Figure:
 
 def _rate(name: str, size: int, samples: Samples, way: str) -> Figure:
     """Compare the rates of a computed and of a ready-made result."""
-    took = samples.each(lambda there, here: there - here, way, HERE)
+    took = samples.each(lambda remote_s, local_s: remote_s - local_s, way, HERE)
     ratios = [floor / net for floor, net in zip(samples.seconds[INSTANT], took, strict=True)]
     how = (
         f"{samples.median(way):.2f} s, {samples.median(HERE):.2f} s of it to make it; "

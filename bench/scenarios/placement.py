@@ -43,9 +43,9 @@ def _figure(outcome: str, gpus: list[int], size_gib: int, *, kept: bool = False)
         demand = Demand(f"new-{index}", size_gib * _GIB, device=Device.GPU)
         began = time.perf_counter()
         decision = cluster.deploy([demand], _NOW, rng, DEFAULT_RULES)
-        said = [explain_refusal(refusal) for refusal in decision.refused]
+        reasons = [explain_refusal(refusal) for refusal in decision.refused]
         took.append((time.perf_counter() - began) * 1e3)
-        if bool(said) != kept or bool(decision.evictions) != (outcome == "must evict"):
+        if bool(reasons) != kept or bool(decision.evictions) != (outcome == "must evict"):
             raise RuntimeError(f"The decision is not one that {outcome}.")
         cluster = decision.cluster
     return Figure(

@@ -22,22 +22,24 @@ _LIMITS = {"20 traces in a row": 1.1}
 def measure(site: Site) -> Iterator[Figure]:
     """Measure a trusted and a sandboxed user; for the generation, also the client's own process."""
     with trusted_and_sandboxed(site) as ways:
-        here = {HERE: {"folder": str(site.folder)}}
-        for block, what, taken in (
+        local_way = {HERE: {"folder": str(site.folder)}}
+        for block, subject, taken in (
             ("series", "20 traces in a row", ways),
             ("many_large", "10 results of 16 MB in a row", ways),
             ("session", "a session of 20 traces", ways),
-            ("generation", "64 tokens", ways | here),
+            ("generation", "64 tokens", ways | local_way),
         ):
             samples = sample(block, ways[TRUSTED]["url"], taken, rounds=_ROUNDS, warm_up=1)
-            yield _ratio(what, samples, SANDBOXED, TRUSTED, _LIMITS.get(what))
+            yield _ratio(subject, samples, SANDBOXED, TRUSTED, _LIMITS.get(subject))
             if HERE in taken:
-                yield _ratio(what, samples, SANDBOXED, HERE)
-                yield _ratio(what, samples, TRUSTED, HERE)
+                yield _ratio(subject, samples, SANDBOXED, HERE)
+                yield _ratio(subject, samples, TRUSTED, HERE)
 
 
-def _ratio(what: str, samples: Samples, own: str, peer: str, limit: float | None = None) -> Figure:
+def _ratio(
+    subject: str, samples: Samples, own: str, peer: str, limit: float | None = None
+) -> Figure:
     how = f"{samples.median(own):.2f} / {samples.median(peer):.2f} s; {samples.said}"
     return Figure.of(
-        f"{what}, {own} / {peer}", samples.each(truediv, own, peer), limit, "x", how=how
+        f"{subject}, {own} / {peer}", samples.each(truediv, own, peer), limit, "x", how=how
     )

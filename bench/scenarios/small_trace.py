@@ -24,11 +24,11 @@ def measure(site: Site) -> Iterator[Figure]:
     """Measure local mode and one machine with its keys, trusted and sandboxed, and peers."""
     with contextlib.ExitStack() as servers:
         local, _, _ = servers.enter_context(server(site.folder, site.environment))
-        one = servers.enter_context(machine({NAME: site.folder}, site.environment))
+        host = servers.enter_context(machine({NAME: site.folder}, site.environment))
         ways = {
             HERE: {"folder": str(site.folder)},
             "local mode": {"url": local},
-            "one machine, sandboxed": {"url": one.url, "key": one.key},
+            "one machine, sandboxed": {"url": host.url, "key": host.key},
         }
         for nnsight in site.clients:
             peers = {peer.name: peer.way for peer in site.peers_of(nnsight)}
@@ -52,7 +52,9 @@ def _beside(samples: Samples, peer: str, nnsight: str) -> Iterator[Figure]:
     name = f"small trace, {nnsight}: {peer} / local mode"
     yield Figure.of(name, whole, None, "x", at_most=False)
     theirs, ours = (
-        statistics.median(samples.each(lambda a, here, floor: a - here - floor, way, HERE, INSTANT))
+        statistics.median(
+            samples.each(lambda a, local, floor: a - local - floor, way, HERE, INSTANT)
+        )
         for way in (peer, "local mode")
     )
     # A smaller difference is not measurable.
@@ -69,7 +71,7 @@ LIMITS_MS = {"local mode": 5.0, "one machine, sandboxed": 8.0, "many machines": 
 
 def added(samples: Samples, way: str, generation: str) -> Iterator[Figure]:
     """Compare a way with the client's process plus the instant server."""
-    extra = samples.each(lambda a, here, floor: 1e3 * (a - here - floor), way, HERE, INSTANT)
+    extra = samples.each(lambda a, local, floor: 1e3 * (a - local - floor), way, HERE, INSTANT)
     name = f"small trace, {generation}: {way}"
     how = (
         f"{samples.median(way) * 1e3:.1f} - in process {samples.median(HERE) * 1e3:.1f} "
@@ -77,7 +79,7 @@ def added(samples: Samples, way: str, generation: str) -> Iterator[Figure]:
     )
     yield Figure.of(name, extra, LIMITS_MS.get(way), "ms more", how=how)
     if way == "local mode":
-        limit = samples.each(lambda here, floor: here + floor, HERE, INSTANT)
+        limit = samples.each(lambda local, floor: local + floor, HERE, INSTANT)
         p95 = quantile(samples.seconds[way], 0.95) - quantile(limit, 0.95)
         yield Figure(
             f"{name}, p95", p95 * 1e3, 10, "ms more", how="between the two 95th percentiles"

@@ -49,18 +49,18 @@ def measure(site: Site) -> Iterator[Figure]:
                 "NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS": "0",
             }
             users = {"user-0": tier_with(("hotswapping",), "swapping")}
-            with machine({}, environment, users=users) as one:
-                yield _brought_back(one, level, folders)
+            with machine({}, environment, users=users) as host:
+                yield _brought_back(host, level, folders)
 
 
-def _brought_back(one: Machine, level: str, folders: Sequence[Path]) -> Figure:
+def _brought_back(host: Machine, level: str, folders: Sequence[Path]) -> Figure:
     names = [f"bench/tiny-{number}" for number in range(len(folders))]
     for name, folder in zip(names, folders, strict=True):
-        one.deploy(name, folder)
+        host.deploy(name, folder)
     # The last model is HOT, so that a client can read its files; the block is the same for all models.
-    said = json.loads(client("payload", "0.8", one.url, "tiny", runs=names[-1]).stdout)
-    payload = base64.b64decode(said["payload"])
-    users = [User(one.port, said["key"].replace(names[-1], name), one.key) for name in names]
+    request = json.loads(client("payload", "0.8", host.url, "tiny", runs=names[-1]).stdout)
+    payload = base64.b64decode(request["payload"])
+    users = [User(host.port, request["key"].replace(names[-1], name), host.key) for name in names]
     turns = itertools.cycle(users)
     last = users[-1]
     loop = uvloop.new_event_loop()
@@ -79,7 +79,7 @@ def _brought_back(one: Machine, level: str, folders: Sequence[Path]) -> Figure:
     for user in users:
         user.close()
     loop.close()
-    models = [httpx.get(f"{one.url}/models/{name}").json() for name in names]
+    models = [httpx.get(f"{host.url}/models/{name}").json() for name in names]
     levels = Counter(model["deployment_level"] for model in models)
     if levels != {_HOT: 2, level: len(names) - 2}:
         raise RuntimeError(f"Two models were to be HOT and the others {level}: {levels}.")

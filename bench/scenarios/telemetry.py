@@ -52,9 +52,9 @@ def measure(site: Site) -> Iterator[Figure]:
     """Measure a server with all logs, metrics and traces, and a server without."""
     with _sink() as url:
         stores = {f"NDIF_{name}_URL": url for name in ("LOKI", "OTLP")}
-        told = {**stores, "NDIF_INFLUXDB_URL": f"{url}/ndif", "NDIF_LOG_FORMAT": "json"}
+        variables = {**stores, "NDIF_INFLUXDB_URL": f"{url}/ndif", "NDIF_LOG_FORMAT": "json"}
         with (
-            server(site.folder, {**site.environment, **told}, "--verbose") as (all_, _, _),
+            server(site.folder, {**site.environment, **variables}, "--verbose") as (all_, _, _),
             server(site.folder, site.environment) as (none, _, _),
         ):
             ways = {_ALL: {"url": all_}, _NONE: {"url": none}}
@@ -76,7 +76,7 @@ def _answers() -> Iterator[Figure]:
     calendar = ScheduleState(
         source=None, problems=[], next_change=None, read_every_s=30, windows=[]
     )
-    models = [_model(each) for each in range(_MODELS)]
+    models = [_model(number) for number in range(_MODELS)]
     server = ServerState(nodes=[], models=models, problems=[], schedule=calendar)
     took = []
     for _ in range(_ANSWERS):

@@ -18,10 +18,10 @@ _SETTLED_S = 1.0
 
 def measure(site: Site) -> Iterator[Figure]:
     """Measure WARM and COLD starts in turn, on the CPU."""
-    with machine({}, site.environment) as one:
-        one.deploy(NAME, site.folder)  # the server then knows the model's size
+    with machine({}, site.environment) as host:
+        host.deploy(NAME, site.folder)  # the server then knows the model's size
         samples = in_turn(
-            {_WARM: lambda: _returned(one, site), _COLD: lambda: _returned(one, site, cold=True)},
+            {_WARM: lambda: _returned(host, site), _COLD: lambda: _returned(host, site, cold=True)},
             rounds=_ROUNDS,
             warm_up=1,
         )
@@ -30,8 +30,8 @@ def measure(site: Site) -> Iterator[Figure]:
     yield Figure.of(f"{_WARM} / {_COLD}", percent, 5, "%", how=how)
 
 
-def _returned(one: Machine, site: Site, *, cold: bool = False) -> float:
+def _returned(host: Machine, site: Site, *, cold: bool = False) -> float:
     """Evict the model; return the seconds until it serves again."""
-    one.evict(NAME, cold=cold)
+    host.evict(NAME, cold=cold)
     time.sleep(_SETTLED_S)
-    return one.deploy(NAME, site.folder)
+    return host.deploy(NAME, site.folder)

@@ -72,11 +72,11 @@ class Machine:
         """Evict a model from its device, and with `cold` also from memory."""
         self._operate("evict", {"model": name, "cold": cold})
 
-    def _operate(self, operation: str, said: Mapping[str, Any]) -> Any:
+    def _operate(self, operation: str, body: Mapping[str, Any]) -> Any:
         token = (self.folder / "current" / "token").read_text().strip()
         answer = httpx.post(
             f"{self.url}/admin/{operation}",
-            json=said,
+            json=body,
             headers={"Authorization": f"Bearer {token}"},
             timeout=_READY_S,
         )
@@ -165,8 +165,8 @@ def trusted_and_sandboxed(site: Site) -> Iterator[dict[str, dict[str, str]]]:
     A trusted job ends waiting sandboxed processes, so each user has a server.
     """
     models = {NAME: site.folder}
-    with machine(models, site.environment) as one, machine(models, site.environment) as other:
+    with machine(models, site.environment) as first, machine(models, site.environment) as other:
         yield {
-            TRUSTED: {"url": one.url, "key": one.keys[TRUSTED]},
+            TRUSTED: {"url": first.url, "key": first.keys[TRUSTED]},
             SANDBOXED: {"url": other.url, "key": other.key},
         }

@@ -39,16 +39,16 @@ def server(
         text=True,
     )
     assert process.stderr is not None
-    said = ""
+    output = ""
     try:
         for line in process.stderr:
-            said += line
-            if found := re.search(r"Serving at (http://\S+?)\. ", line):
+            output += line
+            if match := re.search(r"Serving at (http://\S+?)\. ", line):
                 threading.Thread(target=process.stderr.read, daemon=True).start()
                 with drawn(process.pid):
-                    yield found[1], process.pid, said
+                    yield match[1], process.pid, output
                 return
-        raise RuntimeError(f"the server ended:\n{said}")
+        raise RuntimeError(f"the server ended:\n{output}")
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(20)
@@ -97,11 +97,11 @@ class Watch:
 
 def descendants(pid: int) -> list[int]:
     """Return `pid` and the ids of all its descendants."""
-    found = [pid]
+    pids = [pid]
     with contextlib.suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            found += descendants(int(child))
-    return found
+            pids += descendants(int(child))
+    return pids
 
 
 def anonymous(pid: int) -> int:
@@ -187,10 +187,10 @@ def client(
         **_overlay(nnsight),
     }
     command = [sys.executable, "-m", f"bench.clients.{program}", runs, *arguments]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"bench.clients.{program} ended:\n{done.stdout}{done.stderr}")
-    return done
+    process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(f"bench.clients.{program} ended:\n{process.stdout}{process.stderr}")
+    return process
 
 
 def cpu_s(pid: int) -> float:

@@ -59,8 +59,8 @@ def services(
     environment: Mapping[str, str], accounts: Mapping[str, str] = _WITHOUT_KEYS
 ) -> Iterator[tuple[dict[str, str], RedisServer]]:
     """Start the services of a server of many machines; return its environment and its broker."""
-    with stores(accounts) as (told, redis):
-        settings = {**environment, **told}
+    with stores(accounts) as (variables, redis):
+        settings = {**environment, **variables}
         with ray_cluster(settings, "one", "two") as ray:
             yield {**settings, "NDIF_RAY_ADDRESS": ray.address}, redis
 

@@ -29,12 +29,12 @@ def waits(
 
 def increases(*, over_s: float = 0.0, **counts: dict[str, float]) -> Increases:
     """Return counts that rose from zero `over_s` seconds ago."""
-    made = Increases()
-    made.record(NOW - over_s - 10, Counts())
-    made.record(NOW - over_s, Counts(**counts))
+    history = Increases()
+    history.record(NOW - over_s - 10, Counts())
+    history.record(NOW - over_s, Counts(**counts))
     if over_s:
-        made.record(NOW, Counts(**counts))
-    return made
+        history.record(NOW, Counts(**counts))
+    return history
 
 
 def seen(

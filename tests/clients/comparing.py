@@ -40,8 +40,8 @@ def assert_equal(left: Any, right: Any) -> None:
             assert_equal(left[key], right[key])
     elif isinstance(left, list | tuple):
         assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert_equal(one, other)
+        for item, other in zip(left, right, strict=True):
+            assert_equal(item, other)
     elif _ROUND and isinstance(left, float):
         assert abs(left - right) <= 100 * _ROUND, (left, right)
     else:
@@ -60,10 +60,10 @@ def raised(run: Callable[[], Any], kind: type[Raised]) -> Raised:
 def until(condition: Callable[[], Any], explain: Callable[[], object] = str) -> Any:
     """Wait until `condition` returns something true, and return it; fail with `explain` otherwise."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, explain()
         time.sleep(0.05)
-    return found
+    return value
 
 
 def time_passes(seconds: float) -> None:

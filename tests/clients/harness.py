@@ -54,14 +54,14 @@ def scenarios(module: str) -> list[str]:
 
 def model_processes(server: int) -> list[int]:
     """Return the model processes that a server or its fork servers started."""
-    found = []
+    pids = []
     for child in children(server):
         command = Path(f"/proc/{child}/cmdline").read_text().split("\0")
         if OPTION in command:
-            found += model_processes(child)
+            pids += model_processes(child)
         elif "ndif.runtime" in command:
-            found.append(child)
-    return found
+            pids.append(child)
+    return pids
 
 
 class LocalServer:

@@ -225,4 +225,4 @@ SHARED_PASSES: Reasons = {
 def chosen(reasons: Reasons, *generations: str) -> list[tuple[str, str]]:
     """Return the scenarios for a kind of server, and for clients of these generations."""
     names = {f"scenario_{name}" for named in reasons.values() for name in named}
-    return [each for each in EVERY if each[0] in generations and each[1] in names]
+    return [scenario for scenario in EVERY if scenario[0] in generations and scenario[1] in names]

@@ -44,7 +44,9 @@ def visiting(
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on(
             "console",
-            lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None,
+            lambda message: (
+                wrong.append(message.text) if message.type in ("error", "warning") else None
+            ),
         )
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         page.goto(url)
@@ -55,8 +57,11 @@ def visiting(
 
 def check_access(page: Page) -> None:
     """Assert that axe finds no serious or critical accessibility problem in the page's current state."""
-    found = Axe().run(page).response["violations"]
-    grave = [each for each in found if each["impact"] in ("serious", "critical")]
+    violations = Axe().run(page).response["violations"]
+    grave = [
+        violation for violation in violations if violation["impact"] in ("serious", "critical")
+    ]
     assert not grave, [
-        (each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in grave
+        (violation["id"], [node["html"][:200] for node in violation["nodes"][:3]])
+        for violation in grave
     ]

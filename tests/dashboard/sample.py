@@ -72,7 +72,7 @@ def in_generation(replicas: Sequence[dict[str, Any]], **changed: Any) -> dict[st
     return {
         "generation": "0.8",
         "processor": "READY",
-        "desired": sum(each["level"] == "HOT" for each in replicas),
+        "desired": sum(entry["level"] == "HOT" for entry in replicas),
         "waiting": 0,
         "running": 0,
         "oldest": None,
@@ -106,7 +106,7 @@ def model(repo_id: str, size_gib: float | None, **changed: Any) -> dict[str, Any
 
 def memory(total_gib: float, *held: tuple[str, str, float]) -> dict[str, Any]:
     """Return memory in use by models, given by name, level and GiB."""
-    taken = sum(each for _, _, each in held)
+    taken = sum(size for _, _, size in held)
     return {
         "bytes": int(total_gib * GIB),
         "free_bytes": int((total_gib - taken) * GIB),
@@ -432,12 +432,12 @@ class Laboratory:
 
 def leave(store: FileStore, url: str) -> None:
     """Store the result of a completed job, and the end of both that job and a failed job."""
-    done = {"description": "", "data": store.url(result_key(DONE), url)}
+    completed = {"description": "", "data": store.url(result_key(DONE), url)}
     ends = {
-        DONE: {"id": DONE, "status": "COMPLETED", **done},
+        DONE: {"id": DONE, "status": "COMPLETED", **completed},
         FAILED: {"id": FAILED, "status": "ERROR", "description": ERROR},
     }
-    contents = {end_key(each): StoredResponse(end, USER).encode() for each, end in ends.items()}
+    contents = {end_key(job_id): StoredResponse(end, USER).encode() for job_id, end in ends.items()}
     contents[result_key(DONE)] = zstandard.ZstdCompressor().compress(RESULT)
     for key, content in contents.items():
         store.path(key).parent.mkdir(exist_ok=True)

@@ -140,9 +140,9 @@ class Root:
     def run(self, command: Sequence[str], **options: Any) -> str:
         """Run a command to its end; return its output."""
         process = self.popen(command, **options)
-        said, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, f"{shlex.join(command)}\n{said}"
-        return said
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, f"{shlex.join(command)}\n{output}"
+        return output
 
     def remove(self) -> None:
         """Start the removal of the folder."""
@@ -189,12 +189,17 @@ def engine_filter(profile: Path, target: Path) -> Path:
         if rule["action"] == "SCMP_ACT_ERRNO":
             action = seccomp.ERRNO(rule.get("errnoRet", errno.EPERM))
         conditions = [
-            seccomp.Arg(each["index"], comparisons[each["op"]], each["value"], each["valueTwo"])
-            if each["op"] == "SCMP_CMP_MASKED_EQ" and "valueTwo" in each
-            else seccomp.Arg(each["index"], comparisons[each["op"]], each["value"], 0)
-            if each["op"] == "SCMP_CMP_MASKED_EQ"
-            else seccomp.Arg(each["index"], comparisons[each["op"]], each["value"])
-            for each in rule.get("args") or []
+            seccomp.Arg(
+                argument["index"],
+                comparisons[argument["op"]],
+                argument["value"],
+                argument["valueTwo"],
+            )
+            if argument["op"] == "SCMP_CMP_MASKED_EQ" and "valueTwo" in argument
+            else seccomp.Arg(argument["index"], comparisons[argument["op"]], argument["value"], 0)
+            if argument["op"] == "SCMP_CMP_MASKED_EQ"
+            else seccomp.Arg(argument["index"], comparisons[argument["op"]], argument["value"])
+            for argument in rule.get("args") or []
         ]
         for name in rule.get("names") or [rule["name"]]:
             _add(rules, action, name, *conditions)

@@ -46,16 +46,16 @@ def name_of(document: Path) -> str:
 
 def line_of(document: Path, text: str) -> int:
     """Return the number of the first line in which a text begins; 0 if the document lacks the text."""
-    before, found, _ = document.read_text().partition(text)
-    return before.count("\n") + 1 if found else 0
+    before, separator, _ = document.read_text().partition(text)
+    return before.count("\n") + 1 if separator else 0
 
 
 def blocks_of(document: Path) -> Iterator[Block]:
     """Yield a document's blocks."""
     content = document.read_text()
-    for found in _FENCE.finditer(content):
-        line = content.count("\n", 0, found.start("text")) + 1
-        yield Block(document, line, found["language"], found["text"], found["why"] or "")
+    for match in _FENCE.finditer(content):
+        line = content.count("\n", 0, match.start("text")) + 1
+        yield Block(document, line, match["language"], match["text"], match["why"] or "")
 
 
 def prose_of(document: Path) -> str:

@@ -64,8 +64,8 @@ class InfluxServer:
         with urllib.request.urlopen(request) as answer:
             (result,) = json.load(answer)["results"]
         assert "error" not in result, result
-        found: list[dict[str, Any]] = result.get("series", [])
-        return found
+        series: list[dict[str, Any]] = result.get("series", [])
+        return series
 
     def rows(self, database: str, measurement: str) -> list[dict[str, Any]]:
         """Return the points of a measurement, each with its time, tags and fields."""

@@ -93,8 +93,8 @@ def _ask(connection: socket.socket, channel: int | None) -> str:
 def _stand_in(connection: socket.socket, channel: int | None, pid: str) -> NoReturn:
     Path("/proc/self/comm").write_text(FOR + pid)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for each in (0, 1, 2) if channel is None else (channel,):
-        os.dup2(nothing, each)
+    for descriptor in (0, 1, 2) if channel is None else (channel,):
+        os.dup2(nothing, descriptor)
     code = int(connection.recv(16) or -signal.SIGKILL)
     if code < 0:
         os.kill(os.getpid(), -code)
@@ -107,20 +107,24 @@ def _name() -> str:
     identity = [
         sys.argv[0],
         sys.executable,
-        [each for each in sys.orig_argv if not each.isdigit()],
-        sorted(each for each in os.environ.items() if not f"{each[0]}=".startswith(_READ_LATE)),
+        [argument for argument in sys.orig_argv if not argument.isdigit()],
+        sorted(
+            variable
+            for variable in os.environ.items()
+            if not f"{variable[0]}=".startswith(_READ_LATE)
+        ),
         [line for line in status if line.startswith(_IN_STATUS)],
         Path("/proc/self/limits").read_text(),
-        [each for each in _CGROUPS.read_text().splitlines() if _COUNTED not in each],
-        [str(Path(f"/proc/self/ns/{each}").readlink()) for each in _NAMESPACES],
+        [line for line in _CGROUPS.read_text().splitlines() if _COUNTED not in line],
+        [str(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES],
     ]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 def _cgroup() -> str:
     """Return the cgroup that counts this process's core-seconds, or the root cgroup."""
-    found = (each.partition(_COUNTED) for each in _CGROUPS.read_text().splitlines())
-    return next((path for _, counted, path in found if counted), "/")
+    lines = (line.partition(_COUNTED) for line in _CGROUPS.read_text().splitlines())
+    return next((path for _, counted, path in lines if counted), "/")
 
 
 def _start_template(folder: Path, channel: int | None) -> None:
@@ -130,7 +134,9 @@ def _start_template(folder: Path, channel: int | None) -> None:
     listener.bind(str(folder / "new"))
     listener.listen(64)
     _ours, theirs = socket.socketpair()
-    command = [str(theirs.fileno()) if each == str(channel) else each for each in sys.orig_argv]
+    command = [
+        str(theirs.fileno()) if argument == str(channel) else argument for argument in sys.orig_argv
+    ]
     # A variable that marks the processes of one test must not mark a template, which outlives the test.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TEST_")}
     subprocess.Popen(

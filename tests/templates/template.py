@@ -144,8 +144,8 @@ class Template:
             for descriptor, (_, other) in self._forks.items():
                 os.close(descriptor)
                 other.close()
-            for each in (self._listener, stand_in):
-                each.close()
+            for channel in (self._listener, stand_in):
+                channel.close()
             os.close(self._owner)
             return _become(fds, **json.loads(order))
         os.close(may_begin)

@@ -112,7 +112,7 @@ async def a_replica(
     actor = await an_actor(cluster, config_of(checkpoint), node, replica_id)
     actor.silent_s = silent_s
     try:
-        await actor.start(lambda done, total: None)
+        await actor.start(lambda loaded, total: None)
         yield actor
     finally:
         await actor.stop()
