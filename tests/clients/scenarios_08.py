@@ -63,15 +63,18 @@ def scenario_reads_of_layers_and_logits(context: Context) -> None:
 
 def scenario_plain_python_in_a_block(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
-        scale, found = 3, {}
+        scale, properties = 3, {}
         with model.trace(PROMPT, remote=remote):
             norms = [].save()
             for index, layer in enumerate(model.transformer.h):
                 norms.append(float(layer.output.norm()) * scale)
                 if index == 1:
-                    found = {"shape": tuple(layer.output.shape), "name": f"layer {index}"}.save()
+                    properties = {
+                        "shape": tuple(layer.output.shape),
+                        "name": f"layer {index}",
+                    }.save()
             count = len(norms).save()
-        return [norms, found, count]
+        return [norms, properties, count]
 
     context.same(block)
 
@@ -333,8 +336,8 @@ def scenario_an_adapter_is_applied_to_its_request_alone(context: Context) -> Non
         peft.get_peft_model(base, config).save_pretrained(adapter)
         kwargs = {"task": "text-generation", "peft": adapter}
         adapted = block(TransformersModel(context.name, **kwargs), True)
-        here = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
-    assert_equal(adapted, here)
+        local = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
+    assert_equal(adapted, local)
     plain = context.same(block)
     assert not torch.equal(adapted, plain)
 
@@ -349,8 +352,8 @@ def adapted_from_a_hub(context: Context) -> None:
 
     kwargs = {"task": "text-generation", "peft": "test-org/tiny-adapter"}
     adapted = block(TransformersModel(context.name, **kwargs), True)
-    here = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
-    assert_equal(adapted, here)
+    local = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
+    assert_equal(adapted, local)
     plain = context.same(block)
     assert not torch.equal(adapted, plain)
 
@@ -570,7 +573,7 @@ def scenario_statuses_in_order(context: Context) -> None:
     updates = asyncio.run(watch())
     statuses = [*dict.fromkeys(update.status.value for update in updates[:-1])]
     # The client of a young job is sent only its latest status, and before the job's output.
-    before = [each for each in ("QUEUED", "DISPATCHED") if each in statuses]
+    before = [status for status in ("QUEUED", "DISPATCHED") if status in statuses]
     assert statuses == [*before, "RUNNING", "LOG", "COMPLETED"], statuses
     assert updates[-3].description == "from the block"
     assert "hidden" in updates[-1]

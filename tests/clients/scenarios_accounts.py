@@ -113,9 +113,9 @@ def scenario_unfinished_jobs(context: Context) -> None:
         message = error_of(context.trace)
         assert "may have 2 jobs that wait or run at once" in message, message
     finally:
-        for each in jobs:
+        for job in jobs:
             answer = httpx.delete(
-                f"{URL}/request/{each.job_id}", headers={"ndif-api-key": KEYS["small"]}
+                f"{URL}/request/{job.job_id}", headers={"ndif-api-key": KEYS["small"]}
             )
             assert answer.status_code == 200, answer.text
     context.trace()
@@ -151,7 +151,7 @@ def scenario_the_size_of_a_result(context: Context) -> None:
 
 def scenario_the_size_of_stored_results(context: Context) -> None:
     jobs = [context.of("store").send(0, numbers=30_000) for _ in range(3)]
-    message = error_of(lambda: [until(each) for each in jobs])
+    message = error_of(lambda: [until(job) for job in jobs])
     assert "of at most 300kB, which is your limit" in message, message
 
 
@@ -187,11 +187,11 @@ def scenario_a_key_that_is_revoked_while_its_client_waits(context: Context) -> N
     assert "its API key was revoked" in message, message
     ended = until(
         lambda: [
-            each
-            for each in httpx.get(f"{URL}/requests", headers={"ndif-api-key": KEYS["heir"]}).json()[
+            row
+            for row in httpx.get(f"{URL}/requests", headers={"ndif-api-key": KEYS["heir"]}).json()[
                 "requests"
             ]
-            if each["id"] == polled.job_id and each["ended"]
+            if row["id"] == polled.job_id and row["ended"]
         ]
     )
     assert ended[0]["status"] == "CANCELLED"

@@ -105,7 +105,8 @@ def error_of(run: Callable[[], Any]) -> str:
 def polled(backend: RemoteBackend) -> Any:
     """Return the result of a job that was sent with `blocking=False`."""
     (result,) = until(
-        lambda: [each for each in (backend(),) if each is not None], lambda: backend.job_status
+        lambda: [result for result in (backend(),) if result is not None],
+        lambda: backend.job_status,
     )
     return result
 
@@ -137,16 +138,16 @@ def scenario_plain_python_in_a_block(context: Context) -> None:
         scale = 3
         with model.trace(PROMPT, remote=remote):
             norms = [].save()
-            found = {}.save()
+            facts = {}.save()
             for index, layer in enumerate(model.transformer.h):
                 hidden = layer.output
                 norms.append(float(hidden.norm()) * scale)
                 if index == 1:
-                    found.update(shape=tuple(hidden.shape), name=f"layer {index}", nothing=None)
+                    facts.update(shape=tuple(hidden.shape), name=f"layer {index}", nothing=None)
             count = len(norms).save()
             word = model.tokenizer.decode(model.lm_head.output[0, -1].argmax()).save()
             also = nnsight.save(word)
-        return [norms, found, count, word, also]
+        return [norms, facts, count, word, also]
 
     context.same(block)
 
@@ -403,9 +404,9 @@ def scenario_06_a_function_with_a_trace_is_called_twice_in_a_session(context: Co
 
     def block(model: Any, remote: bool) -> Any:
         with model.session(remote=remote):
-            one = traced(model, PROMPT).save()
+            first = traced(model, PROMPT).save()
             two = traced(model, OTHER).save()
-        return [one, two]
+        return [first, two]
 
     context.same(block)
 
@@ -644,9 +645,9 @@ def logged(backend: Recorder) -> list[str]:
 def scenario_a_list_outside_the_block_is_filled(context: Context) -> None:
     model, backend = context.remote, Recorder(context)
     results: list[Any] = []
-    seen = [0]
+    counter = [0]
     with model.trace(PROMPT, backend=backend):
-        results.append(model.lm_head.output + seen[0])
+        results.append(model.lm_head.output + counter[0])
     assert results == []
     [line] = logged(backend)
     assert "filled 'results'" in line, line
@@ -792,7 +793,7 @@ def scenario_a_function_that_torch_decorates(context: Context) -> None:
         with model.trace(PROMPT, remote=remote):
             hidden, enabled = centred(model.transformer.h[0].output)
             found = hidden.save()
-            twice = nnsight.save([each.clone() for each in doubled([hidden, found])])
+            twice = nnsight.save([value.clone() for value in doubled([hidden, found])])
             grad = nnsight.save([enabled, torch.is_grad_enabled()])
         return [found, twice, grad]
 
@@ -869,19 +870,19 @@ def query(path: str) -> dict[str, str]:
 def scenario_callback(context: Context) -> None:
     model = context.remote
     with listening() as (url, asked):
-        done = Recorder(context, blocking=False, callback=f"{url}/done")
-        with model.trace(PROMPT, backend=done):
+        completed = Recorder(context, blocking=False, callback=f"{url}/done")
+        with model.trace(PROMPT, backend=completed):
             hidden = model.transformer.h[1].output.save()
         until(lambda: len(asked) == 1)
         # The result exists before the webhook is delivered.
-        assert_equal(done()["hidden"], hidden_here(context))
+        assert_equal(completed()["hidden"], hidden_here(context))
         failed = Recorder(context, blocking=False, callback=f"{url}/failed")
         with model.trace(PROMPT, backend=failed):
             model.transformer.h[1].output.save()
             {}["missing"]
         until(lambda: len(asked) == 2)
     assert [path.partition("?")[0] for path in asked] == ["/done", "/failed"]
-    assert query(asked[0]) == {"status": "COMPLETED", "id": done.job_id}
+    assert query(asked[0]) == {"status": "COMPLETED", "id": completed.job_id}
     assert query(asked[1]) == {"status": "ERROR", "id": failed.job_id}
 
 
@@ -891,9 +892,9 @@ def scenario_callback_at_every_status(context: Context) -> None:
         with context.remote.trace(PROMPT, backend=backend):
             context.remote.transformer.h[1].output.save()
         until(lambda: {"RUNNING", "COMPLETED"} <= {query(path)["status"] for path in asked})
-    told = [query(path) for path in asked]
-    assert {each["id"] for each in told} == {backend.job_id}
-    statuses = [each["status"] for each in told]
+    updates = [query(path) for path in asked]
+    assert {update["id"] for update in updates} == {backend.job_id}
+    statuses = [update["status"] for update in updates]
     assert len(statuses) == len({*statuses}), statuses
 
 
@@ -929,7 +930,7 @@ def scenario_statuses_in_order(context: Context) -> None:
         print("from the block")
         hidden = context.remote.transformer.h[1].output.save()
     # The client of a young job is sent only its latest status, and before the job's output.
-    before = [each for each in ("QUEUED", "DISPATCHED") if each in backend.statuses]
+    before = [status for status in ("QUEUED", "DISPATCHED") if status in backend.statuses]
     expected = ["RECEIVED", *before, "RUNNING", "LOG", "COMPLETED"]
     assert [*dict.fromkeys(backend.statuses)] == expected, backend.responses
     assert logged(backend) == ["from the block"]
@@ -973,10 +974,12 @@ def scenario_what_the_user_sees(context: Context) -> None:
     text = shown.getvalue()
     assert "[RemoteBackend] Payload: " in text
     lines = text.replace("\r\x1b[K", "\n").splitlines()
-    said = ["the shape is (1, 8, 309)", "two", "lines", "for stderr", "UserWarning: careful"]
+    printed = ["the shape is (1, 8, 309)", "two", "lines", "for stderr", "UserWarning: careful"]
     # Lines that wait for the client's acknowledgement of an earlier line are sent together.
-    logs = [line for each in lines if (line := each.split(" LOG ")[-1].strip()) in said]
-    assert logs == said, text
+    logs = [
+        line for text_line in lines if (line := text_line.split(" LOG ")[-1].strip()) in printed
+    ]
+    assert logs == printed, text
     assert f"[{backend.job_id}] COMPLETED " in text
     for status in ("RECEIVED", "RUNNING"):
         assert f"[{backend.job_id}] {status}" in text, text
@@ -1484,9 +1487,9 @@ def by_itself() -> Iterator[None]:
     below = Path(httpx.__file__).parents[1]
     path = sys.path
     with tempfile.TemporaryDirectory() as folder:
-        for each in below.iterdir():
-            if not each.name.startswith("nnsight"):
-                Path(folder, each.name).symlink_to(each)
+        for entry in below.iterdir():
+            if not entry.name.startswith("nnsight"):
+                Path(folder, entry.name).symlink_to(entry)
         sys.path = [folder if place == str(below) else place for place in path]
         try:
             yield
@@ -1502,15 +1505,15 @@ def scenario_comparison(context: Context) -> None:
     assert f"Local:  {sys.version.split()[0]}" in text
     assert f"Remote: {sys.version.split()[0]} ✓" in text
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
-    found = {row[0]: row[1:] for row in rows if len(row) == 4}
+    packages = {row[0]: row[1:] for row in rows if len(row) == 4}
     # The version of the package: PyPI's build of torch calls itself 2.13.0+cu130, and its package 2.13.0.
     installed = importlib.metadata.version("torch")
-    assert found["torch"] == [installed, installed, "✓"]
-    assert found["accelerate"][2] == "✓"
+    assert packages["torch"] == [installed, installed, "✓"]
+    assert packages["accelerate"][2] == "✓"
     # The server has 0.7, too, and a client of 0.6 sends the same request.
     newest = context.version.startswith("0.7")
-    assert found["nnsight"] == [context.version, "0.7.0", "✓" if newest else "⚠ CRITICAL"]
-    assert {row[2] for name, row in found.items() if name != "nnsight"} == {"✓"}, text
+    assert packages["nnsight"] == [context.version, "0.7.0", "✓" if newest else "⚠ CRITICAL"]
+    assert {row[2] for name, row in packages.items() if name != "nnsight"} == {"✓"}, text
     for generation, version in (("0.8", "0.8"), ("0.7", "0.7"), ("0.6", "0.6.3")):
         url = f"{os.environ['NDIF_HOST']}/env?generation={generation}"
         assert httpx.get(url).json()["packages"]["nnsight"].startswith(version)

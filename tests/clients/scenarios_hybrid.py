@@ -241,12 +241,12 @@ def scenario_answers_for_anothers_job(context: Context) -> None:
             with session.local():
                 answer = len(numbers)
                 answer.remote()
-            found = int(answer).save()
+            number = int(answer).save()
     finally:
         RemoteBackend.stream_send = answers
         theirs.close()
     assert sent
-    assert found == 5
+    assert number == 5
 
 
 class _Gadget:

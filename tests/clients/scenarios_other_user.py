@@ -44,20 +44,20 @@ def hidden(model: Any, remote: bool) -> torch.Tensor:
     """Return a layer's output after an edit of an earlier layer."""
     with model.trace(PROMPT, remote=remote):
         model.transformer.h[0].output[:] *= 2
-        found = model.transformer.h[2].output.save()
-    return found
+        output = model.transformer.h[2].output.save()
+    return output
 
 
 def scenario_the_token_lets_in(context: Context) -> None:
-    here = hidden(context.local, False)
+    expected = hidden(context.local, False)
     # The owner needs no key.
-    assert_equal(hidden(context.remote, True), here)
+    assert_equal(hidden(context.remote, True), expected)
     for key in ("", "a-key-of-the-public-server"):
         with another_user(key):
             error = raised(lambda: hidden(context.remote, True), Exception)
         assert "export NDIF_API_KEY" in str(error), error
     with another_user(os.environ["TEST_TOKEN"]):
-        assert_equal(hidden(context.remote, True), here)
+        assert_equal(hidden(context.remote, True), expected)
         backend = RemoteBackend(context.remote.to_model_key(), blocking=False)
         with context.remote.trace(PROMPT, backend=backend):
             first = context.remote.transformer.h[0].output.save()

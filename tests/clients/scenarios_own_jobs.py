@@ -75,39 +75,39 @@ def scenario_a_user_ends_their_own_job(context: Context) -> None:
 def scenario_usage_is_what_clients_were_told(context: Context) -> None:
     before = ask("GET", "/usage", OWN).json()["usage"]
     others = ask("GET", "/usage", OTHER).json()
-    told = []
+    answers = []
     for _ in range(3):
         backend = sent(context, 0.2)
         until(backend)
-        told.append(ask("GET", f"/response/{backend.job_id}", OWN).json())
-        until(lambda: listed(OWN)[told[-1]["id"]]["ended"])
+        answers.append(ask("GET", f"/response/{backend.job_id}", OWN).json())
+        until(lambda: listed(OWN)[answers[-1]["id"]]["ended"])
     with context.remote.trace(PROMPT, remote=True):
         context.remote.lm_head.output.save()
     (after,) = until(
         lambda: [
-            each
-            for each in ask("GET", "/usage", OWN).json()["usage"]
-            if each["jobs"] == 4 + sum(one["jobs"] for one in before)
+            row
+            for row in ask("GET", "/usage", OWN).json()["usage"]
+            if row["jobs"] == 4 + sum(earlier["jobs"] for earlier in before)
         ]
     )
     jobs = listed(OWN)
     live = next(iter(jobs.values()))
     assert live["status"] == "COMPLETED"
     assert live["result_bytes"] > 0
-    ran = [jobs[one["id"]]["execution_s"] for one in told]
+    ran = [jobs[answer["id"]]["execution_s"] for answer in answers]
     assert all(seconds > 0.2 for seconds in ran)
-    for one, seconds in zip(told, ran, strict=True):
-        if "meta" in one:  # responses of the older wire have no cost
-            assert one["meta"]["execution_time"] == seconds
-    polled = ask("GET", f"/requests/{told[0]['id']}", OWN).json()
+    for answer, seconds in zip(answers, ran, strict=True):
+        if "meta" in answer:  # responses of the older wire have no cost
+            assert answer["meta"]["execution_time"] == seconds
+    polled = ask("GET", f"/requests/{answers[0]['id']}", OWN).json()
     assert (polled["error"], polled["stored"]) == (None, True)
     trace = ask("GET", f"/requests/{live['id']}", OWN).json()
     assert (trace["error"], trace["stored"]) == (None, False)
     took = {(step["by"], step["name"]): step["end"] - step["start"] for step in trace["steps"]}
     assert abs(took["runner", "execute"] - live["execution_s"]) < 0.1 + 0.1 * live["execution_s"]
     assert ask("GET", f"/requests/{live['id']}", OTHER).status_code == 404
-    seconds = sum(ran) + live["execution_s"] + sum(each["execution_s"] for each in before)
+    seconds = sum(ran) + live["execution_s"] + sum(row["execution_s"] for row in before)
     assert abs(after["execution_s"] - seconds) < 1e-6
-    size = sum(jobs[one["id"]]["result_bytes"] for one in told) + live["result_bytes"]
-    assert after["result_bytes"] == size + sum(each["result_bytes"] for each in before)
+    size = sum(jobs[answer["id"]]["result_bytes"] for answer in answers) + live["result_bytes"]
+    assert after["result_bytes"] == size + sum(row["result_bytes"] for row in before)
     assert ask("GET", "/usage", OTHER).json() == others

@@ -45,8 +45,8 @@ def hidden(model: Any, remote: bool) -> torch.Tensor:
     """Return a layer's output after an edit of an earlier layer."""
     with model.trace(PROMPT, remote=remote):
         model.transformer.h[0].output[:] *= 2
-        found = model.transformer.h[2].output.save()
-    return found
+        output = model.transformer.h[2].output.save()
+    return output
 
 
 def scenario_everything_goes_through_https(context: Context) -> None:

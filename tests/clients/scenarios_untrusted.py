@@ -116,7 +116,7 @@ def scenario_a_data_loader_in_a_block(context: Context) -> None:
         with model.trace(PROMPT, remote=remote):
             scale = model.transformer.h[0].output.mean()
             loader = DataLoader(sent, batch_size=3, num_workers=2 if remote else 0)
-            batches = [[each * scale for each in batch] for batch in [*loader, *loader]].save()
+            batches = [[value * scale for value in batch] for batch in [*loader, *loader]].save()
         return batches
 
     context.same(block)
@@ -128,7 +128,7 @@ def scenario_modules_that_compute(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):
             norms = [float(layer.output.norm()) for layer in model.transformer.h]
-            add = partial(fold, lambda one, other: one + other)
+            add = partial(fold, lambda left, other: left + other)
             found = nnsight.save(
                 [
                     add(norms),
@@ -252,10 +252,10 @@ def scenario_a_function_that_was_compiled_at_home(context: Context) -> None:
     """The server runs the function's source, without the compilation."""
 
     with context.remote.trace(PROMPT, remote=True):
-        found = nnsight.save(compiled_at_home(context.remote.transformer.h[0].output))
+        result = nnsight.save(compiled_at_home(context.remote.transformer.h[0].output))
     with context.local.trace(PROMPT):
         expected = nnsight.save(context.local.transformer.h[0].output * 2)
-    assert_equal(found, expected)
+    assert_equal(result, expected)
 
 
 def scenario_pandas_in_a_block(context: Context) -> None:
@@ -283,9 +283,9 @@ def scenario_a_frame_is_sent_and_returned(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):
             norms = [float(layer.output.norm()) for layer in model.transformer.h]
-            frame = given.assign(norm=lambda each: [norms[row] for row in each.layer])
-            found = nnsight.save(frame)
-        return found
+            frame = given.assign(norm=lambda rows: [norms[row] for row in rows.layer])
+            result = nnsight.save(frame)
+        return result
 
     remote, local = block(context.remote, True), block(context.local, False)
     pd.testing.assert_frame_equal(remote, local)
@@ -323,7 +323,7 @@ def scenario_requests_draw_different_numbers(context: Context) -> None:
         return numbers[0]
 
     first, second = drawn(), drawn()
-    assert all(one != other for one, other in zip(first, second, strict=True)), (first, second)
+    assert all(left != other for left, other in zip(first, second, strict=True)), (first, second)
 
 
 def scenario_what_a_tokenizer_returns_is_sent_whole(context: Context) -> None:

@@ -98,7 +98,7 @@ def test_nnterp_scenario_runs_sandboxed(nnterp: Client, scenario: str) -> None:
 
 
 def test_scenario_table_names_only_existing_scenarios() -> None:
-    there = {name for _, name in EVERY}
+    names = {name for _, name in EVERY}
     for reasons in (SANDBOXED, PER_USER, STACK, SHARED_PASSES):
         named = {f"scenario_{name}" for names in reasons.values() for name in names}
-        assert named <= there
+        assert named <= names

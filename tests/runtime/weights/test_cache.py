@@ -174,7 +174,7 @@ def real(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found() -> dict[str, CachedRepository]:
-    return {each.name: each for each in scan(CacheRules()).repositories}
+    return {entry.name: entry for entry in scan(CacheRules()).repositories}
 
 
 def test_look_reports_repositories_sizes_and_limit(
@@ -182,13 +182,13 @@ def test_look_reports_repositories_sizes_and_limit(
 ) -> None:
     now = scan(CacheRules(0.5, (NAME.upper(),)))
     assert now.limit_bytes == shutil.disk_usage(real).total // 2
-    one, other = found()[NAME], found()[WIDE]
+    first, other = found()[NAME], found()[WIDE]
     size = sum(file.stat().st_size for file in folder_of(NAME).glob("blobs/*"))
-    assert one.size_bytes == other.size_bytes == size
-    assert one.revisions == other.revisions
-    assert len(one.revisions[0]) == 40
-    assert one.last_used > other.last_used
-    assert [now.may_go(each) for each in now.repositories] == [False, True]
+    assert first.size_bytes == other.size_bytes == size
+    assert first.revisions == other.revisions
+    assert len(first.revisions[0]) == 40
+    assert first.last_used > other.last_used
+    assert [now.may_go(entry) for entry in now.repositories] == [False, True]
     monkeypatch.setenv("HF_HUB_CACHE", str(real / "nothing" / "yet"))
     assert scan(CacheRules()).repositories == ()
 
@@ -238,9 +238,9 @@ def test_use_waits_for_running_deletion(real: Path, monkeypatch: pytest.MonkeyPa
     def use() -> None:
         with in_use(NAME):
             used.set()
-            there.append(folder_of(NAME).exists())
+            existed.append(folder_of(NAME).exists())
 
-    there: list[bool] = []
+    existed: list[bool] = []
     monkeypatch.setattr(cache, "_scan", slow)
     deleting = threading.Thread(target=delete, args=(NAME,))
     deleting.start()
@@ -253,7 +253,7 @@ def test_use_waits_for_running_deletion(real: Path, monkeypatch: pytest.MonkeyPa
     goes_on.set()
     deleting.join()
     using.join()
-    assert there == [False]
+    assert existed == [False]
 
 
 def test_partial_files_of_killed_download_are_counted_and_deleted(real: Path) -> None:

@@ -50,7 +50,9 @@ def here(home: Path) -> set[str]:
 
 def cached() -> dict[str, int]:
     """Return the size of each model in the cache."""
-    return {each.name: each.size_bytes for each in scan(CacheRules()).repositories}
+    return {
+        repository.name: repository.size_bytes for repository in scan(CacheRules()).repositories
+    }
 
 
 @pytest.fixture
@@ -66,15 +68,15 @@ def large(tiny_gpt2: Path, tmp_path: Path) -> Iterator[str]:
 
 @on_loop
 async def test_download_fetches_all_files_that_loading_needs(home: Path, tiny_gpt2: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     spec = ModelSpec(NAME, "0.8")
-    found = await download(spec, HERE, lambda done, total: told.append((done, total)))
-    assert (found.repo_id, task_to_load(spec, found)) == (NAME, "text-generation")
+    facts = await download(spec, HERE, lambda loaded, total: reports.append((loaded, total)))
+    assert (facts.repo_id, task_to_load(spec, facts)) == (NAME, "text-generation")
     # Progress is in bytes and ends with the total.
-    assert told[-1][0] == told[-1][1] > (tiny_gpt2 / "model.safetensors").stat().st_size
+    assert reports[-1][0] == reports[-1][1] > (tiny_gpt2 / "model.safetensors").stat().st_size
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= here(home)
     # Before 0.8 there were no tasks.
-    assert task_to_load(ModelSpec(NAME, "0.7"), found) is None
+    assert task_to_load(ModelSpec(NAME, "0.7"), facts) is None
 
 
 @on_loop
@@ -107,9 +109,9 @@ async def test_cached_files_are_used_without_hub(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for task in (None, "feature-extraction"):
         asked = ModelSpec(NAME, "0.8", task=task)
-        found = await download(asked, HERE, print)
-        assert found.repo_id is None
-        assert task_to_load(asked, found) == (task or "text-generation")
+        facts = await download(asked, HERE, print)
+        assert facts.repo_id is None
+        assert task_to_load(asked, facts) == (task or "text-generation")
 
 
 @on_loop
@@ -138,10 +140,10 @@ def test_unreadable_checkpoint_file_is_reported(tiny_gpt2: Path, tmp_path: Path,
     # Root with all capabilities can read files of mode 0.
     limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
     program = [sys.executable, "-c", code, str(folder)]
-    done = subprocess.run(
+    process = subprocess.run(
         [*(limits if os.getuid() == 0 else []), *program], capture_output=True, text=True
     )
-    assert done.stderr.splitlines()[-1].endswith(
+    assert process.stderr.splitlines()[-1].endswith(
         f"The user who runs the server may not read {name} in {str(folder)!r}. Permit it, for example with "
         "`chmod -R a+rX FOLDER`."
     )
@@ -184,8 +186,8 @@ def test_needed_files_are_selected() -> None:
     no_use += ["pytorch_model.bin", "flax_model.msgpack", "original/params.json"]
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     index = "model.safetensors.index.json"
-    there = [*small, *no_use, *shards, index]
-    assert {*needed(there, own_code=False)} == {*small, *shards, index}
+    files = [*small, *no_use, *shards, index]
+    assert {*needed(files, own_code=False)} == {*small, *shards, index}
     assert needed(["pytorch_model.bin", "config.json"], own_code=False) == [
         "pytorch_model.bin",
         "config.json",

@@ -88,11 +88,11 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Loads]:
 
 def test_the_prefix_is_decoded_once(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
-    found = load(payload("a request", after=3))
+    loaded = load(payload("a request", after=3))
     assert load.looked_up == 0
-    assert found["before"] == ("a request",)
-    assert found["after"] == 3
-    parts = found["tree"]["parts"]
+    assert loaded["before"] == ("a request",)
+    assert loaded["after"] == 3
+    parts = loaded["tree"]["parts"]
     assert [part["path"] for part in parts] == [f"layers.{number}" for number in range(PARTS)]
     assert all(part["module"] is OBJECTS[f"Module:{n}"] for n, part in enumerate(parts))
     assert len({id(part["shared"]) for part in parts}) == 1
@@ -101,12 +101,12 @@ def test_the_prefix_is_decoded_once(loads: Callable[[bytes], Loads]) -> None:
 def test_later_objects_may_refer_to_the_prefix(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
     tree = made_tree()
-    found = load(payload("a request", tree=tree, after=[tree[7], tree[9]["shared"], tree]))
+    loaded = load(payload("a request", tree=tree, after=[tree[7], tree[9]["shared"], tree]))
     assert load.looked_up == 0
-    parts = found["tree"]["parts"]
-    assert found["after"][0] is parts[7]
-    assert found["after"][1] is parts[9]["shared"]
-    assert found["after"][2] is parts
+    parts = loaded["tree"]["parts"]
+    assert loaded["after"][0] is parts[7]
+    assert loaded["after"][1] is parts[9]["shared"]
+    assert loaded["after"][2] is parts
 
 
 def test_each_payload_gets_separate_objects(loads: Callable[[bytes], Loads]) -> None:
@@ -124,9 +124,9 @@ def test_prefix_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None:
     for _ in range(3):
         load.ahead()
         load.ahead()  # as after a request with another tree
-        found = load(payload("a request", "more", after="the end"))
-        trees.append(found["tree"]["parts"])
-        assert (found["before"], found["after"]) == (("a request", "more"), "the end")
+        loaded = load(payload("a request", "more", after="the end"))
+        trees.append(loaded["tree"]["parts"])
+        assert (loaded["before"], loaded["after"]) == (("a request", "more"), "the end")
         trees.append(load(payload("another"))["tree"]["parts"])
     assert load.looked_up == 0
     assert all(tree == made_tree() for tree in trees)
@@ -157,13 +157,13 @@ def test_objects_before_prefix_shift_its_memo_numbers(
     tree = made_tree()
     before = [[str(number)] for number in range(more)]
     content = payload(*before, tree=tree, after=[tree[7], tree[399]["shared"], tree])
-    found = load(content)
+    loaded = load(content)
     assert load.looked_up == 0
-    parts = found["tree"]["parts"]
+    parts = loaded["tree"]["parts"]
     assert parts == tree
-    assert found["after"][0] is parts[7]
-    assert found["after"][1] is parts[0]["shared"]
-    assert found["after"][2] is parts
+    assert loaded["after"][0] is parts[7]
+    assert loaded["after"][1] is parts[0]["shared"]
+    assert loaded["after"][2] is parts
     assert loads(content)(payload("a request"))["tree"]["parts"] == tree
 
 
@@ -178,11 +178,11 @@ def test_prefix_of_dictionary_tree_is_reused(loads: Callable[[bytes], Loads], mo
     load = loads(payload("warm-up", tree=tree()))
     before = [[str(number)] for number in range(more)]
     sent = tree() | {"config": "of the client" * 40}
-    found = load(payload(*before, tree=sent, after=sent["model"]["name-9"]))
+    loaded = load(payload(*before, tree=sent, after=sent["model"]["name-9"]))
     assert load.looked_up == 0
-    assert found["tree"]["parts"] == sent
-    assert list(found["tree"]["parts"]["model"]) == list(sent["model"])
-    assert found["after"] is found["tree"]["parts"]["model"]["name-9"]
+    assert loaded["tree"]["parts"] == sent
+    assert list(loaded["tree"]["parts"]["model"]) == list(sent["model"])
+    assert loaded["after"] is loaded["tree"]["parts"]["model"]["name-9"]
 
 
 def _other_tree() -> bytes:
@@ -238,10 +238,12 @@ def test_pickle_frame_may_begin_anywhere_in_first_payload(loads: Callable[[bytes
 
 def test_unused_decoded_prefix_is_dropped(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
-    before = sum(type(each) is dict and "shared" in each for each in gc.get_objects())
+    before = sum(
+        type(candidate) is dict and "shared" in candidate for candidate in gc.get_objects()
+    )
     load.ahead()
     load.forget()
-    after = sum(type(each) is dict and "shared" in each for each in gc.get_objects())
+    after = sum(type(candidate) is dict and "shared" in candidate for candidate in gc.get_objects())
     assert after == before
     assert load(payload("a request"))["tree"]["parts"] == made_tree()
     assert load.looked_up == 0
@@ -250,9 +252,9 @@ def test_unused_decoded_prefix_is_dropped(loads: Callable[[bytes], Loads]) -> No
 def test_other_persistent_objects_are_looked_up(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
     others = {name: Server() for name in OBJECTS}
-    found = load(payload("a request"), others)
+    loaded = load(payload("a request"), others)
     assert load.looked_up == PARTS
-    assert found["tree"]["parts"][5]["module"] is others["Module:5"]
+    assert loaded["tree"]["parts"][5]["module"] is others["Module:5"]
 
 
 def test_prefix_with_other_references_is_decoded_again(loads: Callable[[bytes], Loads]) -> None:
