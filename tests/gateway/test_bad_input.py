@@ -209,7 +209,7 @@ def get_raw(server: LocalServer, target: str) -> tuple[int, dict[str, Any]]:
         text = answer.read().decode()
     finally:
         connection.close()
-    assert not any(each in text for each in OF_THE_SERVER), text
+    assert not any(secret in text for secret in OF_THE_SERVER), text
     assert answer.headers["Content-Type"] == "application/json", text
     return answer.status, json.loads(text)
 
@@ -228,7 +228,7 @@ def sentence(text: object) -> str:
     assert isinstance(text, str)
     assert re.match(r"[A-Za-z'\"0-9]", text), text
     assert text.endswith((".", "?")), text
-    assert not any(each in text for each in OF_THE_SERVER), text
+    assert not any(secret in text for secret in OF_THE_SERVER), text
     return text
 
 
@@ -273,9 +273,9 @@ def failed(server: LocalServer, accepted: httpx.Response) -> str:
 def peak_memory(server: LocalServer) -> int:
     """Return the peak memory of the server's own process in bytes."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found
-    return int(found[1]) << 10
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert match
+    return int(match[1]) << 10
 
 
 # The model
@@ -378,7 +378,7 @@ def test_bytes_that_are_not_http_do_not_affect_other_clients(server: LocalServer
         b"",
     ):
         answer = raw(server, sent)
-        assert not any(each.encode() in answer for each in OF_THE_SERVER)
+        assert not any(secret.encode() in answer for secret in OF_THE_SERVER)
         assert b" 500 " not in answer
     assert server.get("/ping") == (200, b'"pong"')
 
@@ -578,7 +578,7 @@ def test_env_that_cannot_be_applied_fails_job(server: LocalServer, payload: byte
         text = response["description"]
         assert text.startswith("The model could not be prepared as the request asks (")
         assert repr(env)[1:-1] in text
-        assert not any(each in text for each in OF_THE_SERVER), text
+        assert not any(secret in text for secret in OF_THE_SERVER), text
     # The next request is not affected.
     assert ended(server, send(server, blob=payload))["status"] == "COMPLETED"
 
@@ -609,8 +609,8 @@ def test_subscription_ends_with_its_websocket(server: LocalServer) -> None:
 def test_unexpected_websocket_messages_are_ignored(server: LocalServer) -> None:
     channel = websocket.create_connection(f"ws{server.url[4:]}/subscribe", timeout=PATIENCE_S)
     session = json.loads(channel.recv())["session_id"]
-    for said in ("", "garbage", "[" * 10_000, '{"session_id": "another"}'):
-        channel.send(said)
+    for text in ("", "garbage", "[" * 10_000, '{"session_id": "another"}'):
+        channel.send(text)
     channel.send_binary(os.urandom(100_000))
     channel.ping(b"are you there")
     assert send(server, envelope(session_id=session)).status_code == 200
@@ -987,7 +987,7 @@ def test_result_supports_range_requests(server: LocalServer, payload: bytes) -> 
     for wrong in ("bytes=9999999999-", "bytes=9-5", "bytes=" + "0-1," * 5000, "lines=1-2", "x"):
         answer = httpx.get(url, headers={"Range": wrong})
         assert answer.status_code < 500, wrong
-        assert not any(each.encode() in answer.content for each in OF_THE_SERVER)
+        assert not any(secret.encode() in answer.content for secret in OF_THE_SERVER)
 
 
 # Afterwards

@@ -264,13 +264,13 @@ class Gate:
 
 
 def position(response: Response) -> int:
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"Your job is number (\d+) in the queue for org/name\."
         r"( Estimated start: in [a-z0-9 ]+\.)?",
         response.description,
     )
-    assert found, response
-    return int(found[1])
+    assert match, response
+    return int(match[1])
 
 
 # Several replicas
@@ -414,9 +414,9 @@ async def test_client_receives_loading_progress(tmp_path: Path, polled: bool) ->
             may_start.set()
         for number, client in enumerate((first, late), start=1):
             if polled:
-                told = await client.polls()
-                assert told["status"] == "DEPLOYING"
-                assert told["description"] == expected.format(number)
+                update = await client.polls()
+                assert update["status"] == "DEPLOYING"
+                assert update["description"] == expected.format(number)
                 continue
             await client.hears(Status.DISPATCHED)
             states = client.statuses[:-1]
@@ -510,11 +510,11 @@ async def test_wait_is_estimated_once_run_times_are_known(tmp_path: Path) -> Non
         await gate.began.get()
         for _ in range(6):
             last = await line.join()
-        said = (await last.hears(Status.QUEUED)).description
-        found = re.search(r"Estimated start: in about (\d+) seconds\.", said)
-        assert found, said
+        description = (await last.hears(Status.QUEUED)).description
+        match = re.search(r"Estimated start: in about (\d+) seconds\.", description)
+        assert match, description
         # Six are ahead at a second and a half, one of which has begun.
-        assert 5 <= int(found[1]) <= 12
+        assert 5 <= int(match[1]) <= 12
         gate.let_end(8)
         await last.hears(Status.COMPLETED)
 
@@ -610,8 +610,8 @@ async def test_polled_job_has_current_status(
         assert (waiting["id"], waiting["status"]) == (second.request.id, "QUEUED")
         third = await line.join(polled=True)
         for expected, client in ((2, second), (3, third)):
-            told = (await client.polls())["description"]
-            assert told == f"Your job is number {expected} in the queue for org/name."
+            description = (await client.polls())["description"]
+            assert description == f"Your job is number {expected} in the queue for org/name."
         gate.let_end(3)
         await gate.began.get()
         assert (await first.polls())["status"] == "COMPLETED"
@@ -940,14 +940,14 @@ async def test_gateways_get_position_of_polled_job_from_leader(
         serving = asyncio.create_task(
             LeaderRpc(broker.client, SIGNER).serve(partial(answer_call, control))
         )
-        told = await asks.update_of(second.request.id, Status.RECEIVED)
-        assert told == line.dispatcher.update_of(second.request.id)
-        assert told is not None
-        assert told.fields["description"] == "Your job is number 2 in the queue for org/name."
+        update = await asks.update_of(second.request.id, Status.RECEIVED)
+        assert update == line.dispatcher.update_of(second.request.id)
+        assert update is not None
+        assert update.fields["description"] == "Your job is number 2 in the queue for org/name."
         assert await asks.update_of(first.request.id, Status.RUNNING) is None
-        told = await asks.update_of(first.request.id, None)  # its update has expired
-        assert told is not None
-        assert told.status is Status.RUNNING  # as that wire has it
+        update = await asks.update_of(first.request.id, None)  # its update has expired
+        assert update is not None
+        assert update.status is Status.RUNNING  # as that wire has it
         assert await asks.update_of(unknown, None) is None
         # This request was accepted, but Redis lost it before a leader claimed it.
         lost = await asks.update_of(unknown, Status.RECEIVED)
@@ -955,8 +955,8 @@ async def test_gateways_get_position_of_polled_job_from_leader(
         assert lost.status is Status.ERROR
         redis.command("flushall")
         for client, status in ((first, Status.RUNNING), (second, Status.RECEIVED)):
-            told = await asks.update_of(client.request.id, status)
-            assert told is None or told.status is Status.QUEUED, "the leader has it"
+            update = await asks.update_of(client.request.id, status)
+            assert update is None or update.status is Status.QUEUED, "the leader has it"
         gate.let_end(2)
         await ends(second)
         await end([serving])
@@ -1055,16 +1055,16 @@ async def test_request_of_departed_client_is_skipped(
     monkeypatch.setattr(queue_lifecycle, "_LOOK_S", OFTEN_S)
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
-        first, gone, third = [await line.join() for _ in range(3)]
+        first, departed, third = [await line.join() for _ in range(3)]
         await gate.began.get()
-        await gone.leave()
+        await departed.leave()
         gate.let_end(3)
         await first.hears(Status.COMPLETED)
         await third.hears(Status.COMPLETED)
         assert line.ran == [first.request.id, third.request.id]
         assert all(replica.cancelled.empty() for replica in line.replicas)
-        assert not await line.broker.is_complete(gone.request), "it may be back in a moment"
-        await eventually(lambda: line.broker.is_complete(gone.request))
+        assert not await line.broker.is_complete(departed.request), "it may be back in a moment"
+        await eventually(lambda: line.broker.is_complete(departed.request))
 
 
 @on_virtual_loop
@@ -1126,24 +1126,24 @@ async def test_briefly_disconnected_client_waits_again(
         for client in (first, third, away):
             await client.hears(Status.COMPLETED)
         assert not unheard
-        assert sorted(line.ran) == sorted(each.request.id for each in (first, away, third))
+        assert sorted(line.ran) == sorted(client.request.id for client in (first, away, third))
 
 
 @on_loop
 async def test_running_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
-        if request.id == gone.request.id:
+        if request.id == departed.request.id:
             began.set()
             return Response(request.id, Status.ERROR, await replica.cancelled.get())
         return await complete(replica, request, respond)
 
     began = asyncio.Event()
     async with a_line(tmp_path, act) as line:
-        gone, waiting = await line.join(), await line.join()
+        departed, waiting = await line.join(), await line.join()
         await began.wait()
-        await gone.leave()
+        await departed.leave()
         await waiting.hears(Status.COMPLETED)
-        assert line.ran == [gone.request.id, waiting.request.id]
+        assert line.ran == [departed.request.id, waiting.request.id]
 
 
 @on_virtual_loop
