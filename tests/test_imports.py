@@ -85,15 +85,15 @@ def modules_of(tmp_path: Path, *arguments: str) -> tuple[set[str], str]:
     (tmp_path / "sitecustomize.py").write_text(AT_EXIT)
     report = tmp_path / "modules"
     with report.open("w") as file:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *arguments],
             env={**os.environ, "PYTHONPATH": str(tmp_path), "MODULES": str(file.fileno())},
             pass_fds=[file.fileno()],
             capture_output=True,
             text=True,
         )
-    assert done.returncode == 0, done.stderr
-    return top_level(json.loads(report.read_text())), done.stdout
+    assert process.returncode == 0, process.stderr
+    return top_level(json.loads(report.read_text())), process.stdout
 
 
 def top_level(names: Sequence[str]) -> set[str]:
@@ -132,17 +132,17 @@ def modules_of_commands(
     folder: Path, lines: Sequence[Sequence[str]]
 ) -> list[tuple[Sequence[str], set[str], str]]:
     """Return what `modules_of` returns for command lines of ndif, at the price of one process."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", FORKS, json.dumps(lines)], cwd=folder, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    found = []
+    assert process.returncode == 0, process.stderr
+    imported_by_line = []
     for number, line in enumerate(lines):
         printed = (folder / f"said-{number}").read_text()
         code, names = json.loads((folder / f"modules-{number}").read_text())
         assert code == 0, f"{line}: {printed}"
-        found.append((line, top_level(names), printed))
-    return found
+        imported_by_line.append((line, top_level(names), printed))
+    return imported_by_line
 
 
 IN_TURN = """
@@ -157,17 +157,19 @@ for module in sys.argv[1:]:
 
 def modules_imported_in_turn(*modules: str) -> list[tuple[str, set[str]]]:
     """Import modules one after another in one process; return the top-level modules that each adds."""
-    done = subprocess.run([sys.executable, "-c", IN_TURN, *modules], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    added = [top_level(json.loads(line)) for line in done.stdout.splitlines()]
+    process = subprocess.run(
+        [sys.executable, "-c", IN_TURN, *modules], capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    added = [top_level(json.loads(line)) for line in process.stdout.splitlines()]
     return [*zip(modules, added, strict=True)]
 
 
-def surplus(found: Iterable[tuple[str, set[str]]], unneeded: Iterable[str]) -> list[str]:
+def surplus(imported_by_name: Iterable[tuple[str, set[str]]], unneeded: Iterable[str]) -> list[str]:
     """Return a line for each unneeded module that something imports."""
     return [
         f"{name} imports {other}"
-        for name, imported in found
+        for name, imported in imported_by_name
         for other in sorted(imported & set(unneeded))
     ]
 
@@ -181,10 +183,10 @@ def test_checked_module_names_are_importable() -> None:
 
 
 def test_help_lists_commands() -> None:
-    done = subprocess.run([NDIF, "--help"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run([NDIF, "--help"], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
     for command in ("local", "runtime", "version"):
-        assert command in done.stdout
+        assert command in process.stdout
 
 
 COMMAND_LINES = (
@@ -202,12 +204,12 @@ def test_command_line_imports_no_unneeded_modules(tmp_path: Path) -> None:
         imported, _ = modules_of(tmp_path, *arguments)
         assert "ndif" in imported
         assert imported.isdisjoint((*HEAVY, *SERVING, "pynvml"))
-    found = [
+    imported_by_name = [
         (" ".join(line), imported)
         for line, imported, _ in modules_of_commands(tmp_path, COMMAND_LINES)
     ]
-    assert all("ndif" in imported for _, imported in found)
-    assert surplus(found, (*HEAVY, *SERVING, "pynvml")) == []
+    assert all("ndif" in imported for _, imported in imported_by_name)
+    assert surplus(imported_by_name, (*HEAVY, *SERVING, "pynvml")) == []
 
 
 def test_forked_process_reports_imports_of_its_command(tmp_path: Path) -> None:
@@ -225,11 +227,11 @@ SERVERS = ("ndif.server.embedded", "ndif.server.local")
 
 
 def test_control_plane_imports_no_model_plane() -> None:
-    found = modules_imported_in_turn(*SERVERS, "ndif.host.model_actor")
-    assert {"ndif", "pydantic"} <= found[0][1]
+    imported_by_name = modules_imported_in_turn(*SERVERS, "ndif.host.model_actor")
+    assert {"ndif", "pydantic"} <= imported_by_name[0][1]
     # socketio takes redis with it wherever that is installed.
     # The driver is asked by a process of its own.
-    assert surplus(found, {*HEAVY, "pynvml"} - {"redis"}) == []
+    assert surplus(imported_by_name, {*HEAVY, "pynvml"} - {"redis"}) == []
 
 
 def test_single_process_server_needs_no_engine() -> None:
@@ -237,8 +239,8 @@ def test_single_process_server_needs_no_engine() -> None:
     code = f"import sys; sys.modules.update(dict.fromkeys({ENGINE_PACKAGES!r}));" + "".join(
         f"import {module};" for module in SERVERS
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 def test_listing_runtimes_imports_no_model_plane(tmp_path: Path) -> None:
@@ -276,7 +278,7 @@ def imports_of(file: Path) -> dict[str, int]:
 
 def imports_in(tree: ast.Module, package: str) -> dict[str, int]:
     """`from a import b` is `a` and `a.b`: which of them is the module only its folder can tell."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -286,8 +288,8 @@ def imports_in(tree: ast.Module, package: str) -> dict[str, int]:
         else:
             continue
         for name in names:
-            found.setdefault(name, node.lineno)
-    return found
+            lines.setdefault(name, node.lineno)
+    return lines
 
 
 MODULES = {name_of(file): file for file in sorted(SOURCE.rglob("*.py"))}
@@ -430,7 +432,7 @@ def test_checker_finds_unpickling_in_every_form() -> None:
 def test_control_plane_unpickles_nothing() -> None:
     """No `pickle.loads` or its like, and no heavy import hidden in a function."""
     checked = 0
-    found = []
+    findings = []
     for file in MODULES.values():
         if file.is_relative_to(SOURCE / "runtime"):
             continue
@@ -446,13 +448,13 @@ def test_control_plane_unpickles_nothing() -> None:
             if room.startswith(path)
             for engine in engines.split()
         }
-        found += [
+        findings += [
             f"{room}:{line}: imports {name}"
             for name, line in imports_of(file).items()
             if name.partition(".")[0] in set(HEAVY) - allowed
         ]
-        found += [f"{room}:{line}: loads" for line in loads_in(tree_of(file))]
-    assert not found, "\n".join(found)
+        findings += [f"{room}:{line}: loads" for line in loads_in(tree_of(file))]
+    assert not findings, "\n".join(findings)
     assert checked > 30
 
 
@@ -469,7 +471,7 @@ def test_no_module_imports_client_programs() -> None:
 
 def test_only_config_reads_settings_from_environment() -> None:
     """`os.environ` is passed on to child processes; a variable of ours is read in one place."""
-    found = []
+    findings = []
     for file in MODULES.values():
         if file.parent == SOURCE / "config" and file.stem in ("groups", "settings", "ndif_names"):
             continue
@@ -477,11 +479,11 @@ def test_only_config_reads_settings_from_environment() -> None:
         for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr == "getenv":
-                    found.append(f"{place}:{node.lineno}: getenv")
+                    findings.append(f"{place}:{node.lineno}: getenv")
             elif (
                 isinstance(node, ast.Constant)
                 and isinstance(node.value, str)
                 and node.value.startswith("NDIF_")
             ):
-                found.append(f"{place}:{node.lineno}: {node.value}")
-    assert not found, "\n".join(found)
+                findings.append(f"{place}:{node.lineno}: {node.value}")
+    assert not findings, "\n".join(findings)

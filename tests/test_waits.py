@@ -68,23 +68,23 @@ def waiting_files() -> list[Path]:
 
 
 def test_no_test_sleeps_instead_of_waiting() -> None:
-    found = [
+    findings = [
         f"{file.relative_to(TESTS)}:{line}"
         for file in waiting_files()
         if "sleep" in (text := file.read_text())
         for line in sleeps_of(text)
     ]
-    assert not found, "wait for an event by tests/waiting.py:\n" + "\n".join(found)
+    assert not findings, "wait for an event by tests/waiting.py:\n" + "\n".join(findings)
 
 
 def test_no_test_sets_its_own_deadline() -> None:
-    found = [
+    findings = [
         f"{file.relative_to(TESTS)}:{line}"
         for file in waiting_files()
         if "deadline" in (text := file.read_text())
         for line in deadlines_of(text)
     ]
-    assert not found, "wait by tests/waiting.py, whose bound is for all:\n" + "\n".join(found)
+    assert not findings, "wait by tests/waiting.py, whose bound is for all:\n" + "\n".join(findings)
 
 
 def test_checker_finds_sleeps_and_deadlines_in_every_form() -> None:

@@ -39,7 +39,7 @@ READS = "scenario_reads_of_layers_and_logits"
 
 def required(*extras_of_ours: str) -> set[str]:
     """Return the names of all distributions that the wheel requires, with these extras of it."""
-    found: set[str] = set()
+    keys: set[str] = set()
     coming: list[tuple[str, frozenset[str]]] = [(DISTRIBUTION, frozenset(extras_of_ours))]
     while coming:
         name, extras = coming.pop()
@@ -47,19 +47,19 @@ def required(*extras_of_ours: str) -> set[str]:
             requirement = Requirement(line)
             marker = requirement.marker
             if marker is not None and not any(
-                marker.evaluate({"extra": each}) for each in extras or {""}
+                marker.evaluate({"extra": extra}) for extra in extras or {""}
             ):
                 continue
             key = canonicalize_name(requirement.name)
-            if key not in found or requirement.extras:
+            if key not in keys or requirement.extras:
                 coming.append((requirement.name, frozenset(requirement.extras)))
-            found.add(key)
-    return found
+            keys.add(key)
+    return keys
 
 
 def is_reachable(folder: Path) -> bool:
     """Return True if every user can look into a folder."""
-    return all(each.stat().st_mode & stat.S_IXOTH for each in (folder, *folder.parents))
+    return all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))
 
 
 def link(sources: Iterable[Path], target: Path) -> None:
@@ -100,9 +100,9 @@ class Installed:
     def run(self, *command: str | Path) -> str:
         """Run a program as that user to its end; return what it printed."""
         process = self.popen(*command)
-        said, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, said
-        return said
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        return output
 
 
 def interpreter(folder: Path) -> Path:
@@ -114,7 +114,8 @@ def interpreter(folder: Path) -> Path:
     library = base / "lib" / VERSION
     needless = {"site-packages", "test", "idlelib"}
     link(
-        (each for each in library.iterdir() if each.name not in needless), folder / "lib" / VERSION
+        (entry for entry in library.iterdir() if entry.name not in needless),
+        folder / "lib" / VERSION,
     )
     link((base / "lib").glob("libpython*"), folder / "lib")
     return folder / "bin" / VERSION
@@ -150,10 +151,10 @@ def installed() -> Iterator[Installed]:
             owner = pwd.getpwnam(user)
             for own in ("home", "venv", "venv/bin", str(packages.relative_to(folder))):
                 os.chown(folder / own, owner.pw_uid, owner.pw_gid)
-        there = Installed(folder, environment, user)
-        pip = [there.bin / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-        there.run(*pip, *folder.glob("*.whl"))
-        yield there
+        machine = Installed(folder, environment, user)
+        pip = [machine.bin / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+        machine.run(*pip, *folder.glob("*.whl"))
+        yield machine
     finally:
         # Tens of thousands of files, for which no other test has to wait.
         subprocess.Popen(["rm", "-rf", folder])

@@ -97,12 +97,12 @@ def test_each_kind_opens_and_resolves_incident(kind: Kind) -> None:
     (cause,) = findings.causes
     assert cause.key == (kind, subject)
     assert cause.sentence.endswith(".")
-    book, told = Book(), []
+    book, sent_notices = Book(), []
     for second in range(0, 300, 10):
         holds = second <= 120
         book, notices = step(book, findings if holds else found(), NOW + second, Timing())
-        told += [(notice.event, second) for notice in notices]
-    assert told == [(IncidentEvent.OPENED, 60), (IncidentEvent.RESOLVED, 180)]
+        sent_notices += [(notice.event, second) for notice in notices]
+    assert sent_notices == [(IncidentEvent.OPENED, 60), (IncidentEvent.RESOLVED, 180)]
     assert not book.open
 
 
@@ -139,8 +139,8 @@ def test_failed_probe_is_one_cause_and_stays_undecided_while_model_reloads() -> 
     assert cause.since == NOW - 5
     assert cause.sentence == f"The probe of {SUBJECT} failed (wrong): It is not finite."
     # A more specific cause replaces the failed probe: the model could not be loaded.
-    gone = unloadable(probe=probe())
-    assert [each.kind for each in gone.causes] == [Kind.LOAD_FAILED]
+    failure = unloadable(probe=probe())
+    assert [cause.kind for cause in failure.causes] == [Kind.LOAD_FAILED]
     loading = found(model(probe=probe(outcome="loading")))
     assert loading == Findings((), frozenset({Key(Kind.PROBE, SUBJECT)}))
 
@@ -165,8 +165,8 @@ def test_disk_near_limit_is_undecided() -> None:
 
 
 def test_problem_keeps_key_when_numbers_in_text_change() -> None:
-    def problems(*said: str) -> Findings:
-        return found(problems=[Problem(Kind.PROBLEM, "It", text) for text in said])
+    def problems(*texts: str) -> Findings:
+        return found(problems=[Problem(Kind.PROBLEM, "It", text) for text in texts])
 
     first, second = problems("It took 3.5 s."), problems("It took 4 s.", "It took 9 s.")
     assert {cause.key for cause in first.causes} == {cause.key for cause in second.causes}

@@ -31,11 +31,11 @@ def test_report_compared_with_itself_is_unchanged(samples: list[float]) -> None:
 def test_verdict_is_reversed_when_reports_are_swapped(
     a: list[float], b: list[float], at_most: bool
 ) -> None:
-    there = Change(sampled(a, at_most=at_most), sampled(b, at_most=at_most))
-    back = Change(there.b, there.a)
-    if there.is_tested and there.is_beyond_noise and back.is_beyond_noise:
-        assert there.is_worse != back.is_worse
-    assert not (there.part == 0 and there.is_beyond_noise)
+    change = Change(sampled(a, at_most=at_most), sampled(b, at_most=at_most))
+    back = Change(change.b, change.a)
+    if change.is_tested and change.is_beyond_noise and back.is_beyond_noise:
+        assert change.is_worse != back.is_worse
+    assert not (change.part == 0 and change.is_beyond_noise)
 
 
 @given(st.lists(st.floats(1.0, 1.4), min_size=5, max_size=30), st.booleans())
@@ -100,8 +100,8 @@ def files(tmp_path: Path) -> list[str]:
 def told(
     files: list[str], a: Report, b: Report, capsys: pytest.CaptureFixture[str]
 ) -> tuple[int, str]:
-    for file, each in zip(files, (a, b), strict=True):
-        each.write(Path(file))
+    for file, written in zip(files, (a, b), strict=True):
+        written.write(Path(file))
     code = main(files)
     return code, capsys.readouterr().out
 
@@ -110,35 +110,35 @@ def test_exit_code_is_1_if_any_figure_is_worse(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow, fast = report(sampled(around(1.5, 0.1, 1))), report(sampled(around(1.0, 0.1, 2)))
-    code, said = told(files, fast, slow, capsys)
+    code, output = told(files, fast, slow, capsys)
     assert code == 1
-    assert "worse" in said
-    assert "1 of 1 figures are worse beyond noise." in said
-    code, said = told(files, slow, fast, capsys)
+    assert "worse" in output
+    assert "1 of 1 figures are worse beyond noise." in output
+    code, output = told(files, slow, fast, capsys)
     assert code == 0
-    assert "better" in said
+    assert "better" in output
 
 
 def test_comparison_warns_of_different_machines(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, said = told(files, report(once(1.0)), report(once(1.0), cpus=16), capsys)
-    assert "different machines: 2 x a processor, 16 GiB, and 16 x a processor, 16 GiB." in said
-    _, said = told(files, report(once(1.0)), report(once(1.0), loop_seconds=0.24), capsys)
-    assert "took 0.20 s in the first report, 0.24 s in the second" in said
-    assert "different machines" not in said
-    _, said = told(files, report(once(1.0)), report(once(1.0), loop_seconds=0.22), capsys)
-    assert "loop" not in said
+    _, output = told(files, report(once(1.0)), report(once(1.0), cpus=16), capsys)
+    assert "different machines: 2 x a processor, 16 GiB, and 16 x a processor, 16 GiB." in output
+    _, output = told(files, report(once(1.0)), report(once(1.0), loop_seconds=0.24), capsys)
+    assert "took 0.20 s in the first report, 0.24 s in the second" in output
+    assert "different machines" not in output
+    _, output = told(files, report(once(1.0)), report(once(1.0), loop_seconds=0.22), capsys)
+    assert "loop" not in output
 
 
 def test_comparison_names_figures_of_only_one_report(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = told(files, report(once(1.0)), report(once(1.0, "d")), capsys)
+    code, output = told(files, report(once(1.0)), report(once(1.0, "d")), capsys)
     assert code == 0
-    assert f"Only {files[0]} has: jobs: c." in said
-    assert f"Only {files[1]} has: jobs: d." in said
-    assert "no figure in common" in said
+    assert f"Only {files[0]} has: jobs: c." in output
+    assert f"Only {files[1]} has: jobs: d." in output
+    assert "no figure in common" in output
 
 
 def test_comparison_rejects_file_that_is_not_a_report(

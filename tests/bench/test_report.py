@@ -19,7 +19,7 @@ def test_report_round_trips_through_file(tmp_path: Path) -> None:
     written = report(sampled([1.0, 3.0, 2.0]), once(20.0))
     written.write(file)
     assert Report.read(file) == written
-    assert [each["holds"] for each in json.loads(file.read_text())["figures"]] == [True, False]
+    assert [figure["holds"] for figure in json.loads(file.read_text())["figures"]] == [True, False]
 
 
 def test_runs_of_one_commit_are_merged_into_one_report(tmp_path: Path) -> None:
@@ -29,12 +29,14 @@ def test_runs_of_one_commit_are_merged_into_one_report(tmp_path: Path) -> None:
     report(once(1.0), commit="another").write(files[2])
     whole = Report.of_runs(files[:2])
     assert whole.seconds == 180
-    assert [(each.name, each.value, each.samples, each.how) for each in whole.figures] == [
+    assert [
+        (figure.name, figure.value, figure.samples, figure.how) for figure in whole.figures
+    ] == [
         ("a / b", 3.0, [1.0, 3.0, 8.0], "2 runs"),
         ("c", 25.0, [20.0, 30.0], "2 runs"),
         ("new", 5.0, [], ""),
     ]
-    assert [each.holds for each in whole.figures] == [False, False, True]
+    assert [figure.holds for figure in whole.figures] == [False, False, True]
     assert Report.of_runs(files[2:]) == Report.read(files[2])
     with pytest.raises(ValueError, match="are not of one commit"):
         Report.of_runs(files[1:])

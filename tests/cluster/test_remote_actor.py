@@ -170,10 +170,10 @@ async def test_evicted_or_lost_job_may_run_again(outcome: str) -> None:
 @on_loop
 async def test_evicted_job_from_channel_is_given_back() -> None:
     async with a_replica() as replica:
-        done, evicted = a_request(env=BRIEFLY), a_request()
-        for request in (done, evicted):
+        completed, evicted = a_request(env=BRIEFLY), a_request()
+        for request in (completed, evicted):
             replica.jobs.put_nowait(request)
-        while replica.actor.ran != [done.id, evicted.id]:
+        while replica.actor.ran != [completed.id, evicted.id]:
             await replica.actor.runs.wait()
             await asyncio.sleep(0)
         await replica.actor.runs.wait()
@@ -316,8 +316,12 @@ async def test_replica_ends_with_its_processes() -> None:
 @on_loop
 async def test_calls_before_start_are_answered() -> None:
     replica = StandIn(ORDER)
-    said = await described(replica)
-    assert (said.level, said.ended, said.model) == (None, False, None)
+    last_description = await described(replica)
+    assert (last_description.level, last_description.ended, last_description.model) == (
+        None,
+        False,
+        None,
+    )
     assert (await running(replica, a_request())).why == "lost"
     assert (await moved(replica.from_cache({}))).error
     await replica.stop()

@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / ".env.example"
 
 
 def found(options: Settings) -> dict[str, variables.Variable]:
-    return {each.name: each for each in variables.variables(options)}
+    return {variable.name: variable for variable in variables.variables(options)}
 
 
 def test_env_example_is_up_to_date() -> None:
@@ -55,12 +55,12 @@ def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setenv(name, "")
     options = read()
     assert changed(options) == {}
-    assert {each.source for each in variables.variables(options)} == {"default"}
+    assert {variable.source for variable in variables.variables(options)} == {"default"}
 
 
 def test_every_variable_has_description() -> None:
-    for each in found(Settings()).values():
-        assert each.meaning.endswith("."), each.name
+    for variable in found(Settings()).values():
+        assert variable.meaning.endswith("."), variable.name
 
 
 def test_variable_reports_source_of_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +167,8 @@ def test_all_invalid_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_unknown_variable_is_reported(name: str, says: str) -> None:
-    (found,) = unread({name: "1"})
-    assert found.endswith(says)
+    (warning,) = unread({name: "1"})
+    assert warning.endswith(says)
 
 
 def test_known_variables_are_not_reported() -> None:
@@ -186,9 +186,9 @@ def test_commands_warn_of_unknown_variables(
         ["start", "--deployment-config", str(tmp_path / "none")],
         ["local", "start", str(tmp_path / "none")],
     ):
-        said = CliRunner().invoke(cli, command)
-        assert "NDIF_SANBOX is not read: did you mean NDIF_SANDBOX?" in said.stderr, said
-        assert "NDIF_SANBOX" not in said.stdout
+        result = CliRunner().invoke(cli, command)
+        assert "NDIF_SANBOX is not read: did you mean NDIF_SANDBOX?" in result.stderr, result
+        assert "NDIF_SANBOX" not in result.stdout
 
 
 def test_secret_file_is_read_unless_variable_is_set(

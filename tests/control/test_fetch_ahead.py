@@ -73,7 +73,7 @@ async def test_files_are_fetched_ahead_on_every_node_of_booking(
     assert sorted(ended) == ["one", "two"]
     now += timedelta(minutes=10)
     assert await look() == []
-    assert [each.kind for each in events.latest()] == ["fetched"]
+    assert [event.kind for event in events.latest()] == ["fetched"]
     # One node leaves and another joins.
     nodes[0] = Node("three", "three", Resources.of([24], 0, 1.0))
     await controller.discover()

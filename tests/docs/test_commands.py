@@ -98,12 +98,12 @@ def problems_in_sentences(document: Path) -> Iterator[str]:
             except click.UsageError as error:
                 yield f"{place}: {error.format_message()}"
                 continue
-            known = {
+            options = {
                 option
                 for parameter in command.get_params(context)
                 for option in (*parameter.opts, *parameter.secondary_opts)
             }
-            if lacking := set(re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", text)) - known:
+            if lacking := set(re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", text)) - options:
                 yield f"{place}: no {', '.join(sorted(lacking))}"
 
 
@@ -129,7 +129,7 @@ def alternatives(words: list[str]) -> list[list[str]]:
     """Return the command lines that `a b|c` stands for."""
     lines: list[list[str]] = [[]]
     for word in words:
-        lines = [[*line, each] for line in lines for each in re.split(r"\\?\|", word)]
+        lines = [[*line, part] for line in lines for part in re.split(r"\\?\|", word)]
     return lines
 
 
@@ -155,10 +155,10 @@ def test_server_reads_every_variable_named_in_documents() -> None:
 def test_limits_page_shows_default_values() -> None:
     from ndif.config.reference import as_text, variables
 
-    (page,) = (each for each in DOCUMENTS if name_of(each) == "docs/users/limits.md")
+    (page,) = (document for document in DOCUMENTS if name_of(document) == "docs/users/limits.md")
     defaults = {
-        each.name: as_text(each.default, each.unit) or "none"
-        for each in variables(Settings.model_construct())
+        variable.name: as_text(variable.default, variable.unit) or "none"
+        for variable in variables(Settings.model_construct())
     }
     rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \|$", page.read_text(), re.MULTILINE)
     checked = 0

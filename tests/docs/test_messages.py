@@ -18,19 +18,19 @@ SOURCE = ROOT / "src" / "ndif"
 def sentences() -> str:
     """Return all string literals of the source, with placeholders as `…`."""
     assert ndif.__file__ is not None
-    found = []
+    texts = []
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):
-                found.append(
+                texts.append(
                     "".join(
                         str(part.value) if isinstance(part, ast.Constant) else "…"
                         for part in node.values
                     )
                 )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(re.sub(r"\{\w*(?:!r)?\}", "…", node.value))
-    return "\n".join(found)
+                texts.append(re.sub(r"\{\w*(?:!r)?\}", "…", node.value))
+    return "\n".join(texts)
 
 
 def quoted_in(document: Path) -> list[str]:

@@ -73,8 +73,8 @@ async def test_noop_replica_serves_repository_to_untrusted_request(tmp_path: Pat
 async def test_noop_runtime_reports_configured_size(tmp_path: Path) -> None:
     evaluate = Evaluator()
     config = DeploymentConfig("test/model", "test-org/nothing", padding_factor=0)
-    found = await evaluate(config, noop_runtime(tmp_path, size_bytes=1234))
-    assert (found.size_bytes, found.task) == (1234, "text-generation")
+    evaluation = await evaluate(config, noop_runtime(tmp_path, size_bytes=1234))
+    assert (evaluation.size_bytes, evaluation.task) == (1234, "text-generation")
     await evaluate.stop()
 
 

@@ -25,9 +25,11 @@ def ready(
     root: Path, *checkpoints: str, file: Path | None = None, deployments: str = ""
 ) -> tuple[DeploymentConfig, ...]:
     options = Settings(session_root=root, deployments=deployments)
-    found: Prepared = preflight(options, ServerOptions("127.0.0.1", free_port(), checkpoints, file))
-    found.listening.close()
-    return found.deployments
+    prepared: Prepared = preflight(
+        options, ServerOptions("127.0.0.1", free_port(), checkpoints, file)
+    )
+    prepared.listening.close()
+    return prepared.deployments
 
 
 def test_no_model_is_deployed_by_default(tmp_path: Path) -> None:
@@ -39,8 +41,8 @@ def test_deployment_precedence_is_arguments_then_file_then_variable(
 ) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("org/a: {replicas: 2}\norg/b: {replicas: 3}\n")
-    found = ready(tmp_path, "ORG/b", file=file, deployments="org/a | org/c")
-    assert {config.repo_id: (config.replicas, config.dedicated) for config in found} == {
+    deployments = ready(tmp_path, "ORG/b", file=file, deployments="org/a | org/c")
+    assert {config.repo_id: (config.replicas, config.dedicated) for config in deployments} == {
         "org/a": (2, False),
         "org/c": (1, True),
         "ORG/b": (1, True),

@@ -91,10 +91,10 @@ def test_smaller_demand_ends_no_replica() -> None:
 
 
 def test_warm_replicas_return_in_place_before_new_ones_are_created() -> None:
-    here = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20, replica="1")
-    there = with_warm(a_node("1x24GiB", node_id="n2"), "a", 20, replica="2")
+    first = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20, replica="1")
+    second = with_warm(a_node("1x24GiB", node_id="n2"), "a", 20, replica="2")
     other = a_node("4x24GiB", node_id="n3")
-    decision = deploy([other, here, there], want("a", 20, 3))
+    decision = deploy([other, first, second], want("a", 20, 3))
     placed = {p.replica.replica_id: (p.replica.node_id, p.level) for p in decision.placed}
     assert placed.pop("a-1") == ("n1", CandidateLevel.CACHED_AND_FREE)
     assert placed.pop("a-2") == ("n2", CandidateLevel.CACHED_AND_FREE)

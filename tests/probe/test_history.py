@@ -86,8 +86,8 @@ def prober(**fields: float) -> Prober:
 def test_model_that_does_not_serve_is_not_traced(tmp_path: Path) -> None:
     """No runtime could send a trace."""
 
-    async def look(one: Watched, prober: Prober) -> ProbeOutcome:
-        return await prober.probe(one, tmp_path)
+    async def look(watched: Watched, prober: Prober) -> ProbeOutcome:
+        return await prober.probe(watched, tmp_path)
 
     patient, hasty = prober(), prober(loading_s=0.0)
     loading = asyncio.run(look(WATCHED, patient))

@@ -113,8 +113,8 @@ def test_revoked_database_key_is_rejected_by_running_server(runtimes: Path, tmp_
         tmp_path, runtimes, whose=Operator(), database_url=url, accounts_cache_s=0.2
     ) as served:
         assert served.accepted(served.submit(**{"ndif-api-key": key})).user == "ada@example.org"
-        said = get(f"{served.url}/whoami", headers={"ndif-api-key": key}).json()
-        assert said == {"email": "ada@example.org", "tags": []}
+        answer = get(f"{served.url}/whoami", headers={"ndif-api-key": key}).json()
+        assert answer == {"email": "ada@example.org", "tags": []}
         asyncio.run(_then_close(registry, registry.revoke(row.id)))
         time_passes(0.3)
         refused = served.submit(**{"ndif-api-key": key})
@@ -212,7 +212,7 @@ def test_key_file_open_to_other_users_causes_warning(
     prepared = preflight(options, ServerOptions("127.0.0.1", free_port(), (), None))
     assert prepared.listening is not None
     prepared.listening.close()
-    (check,) = [each for each in check_machine(options) if each.name == "API keys"]
+    (check,) = [check for check in check_machine(options) if check.name == "API keys"]
     if said is None:
         assert prepared.warning is None
         assert check.state == "ok"
@@ -234,7 +234,7 @@ async def test_invented_keys_do_not_change_user() -> None:
         [Caller("", f"2001:db8:1:2::{number:x}") for number in range(1, 5)],  # the same network
         [Caller("", "127.0.0.1", 1000), Caller("k", "::1", 1000)],
     ):
-        assert len({(await accounts.account(each)).user for each in caller}) == 1
+        assert len({(await accounts.account(address)).user for address in caller}) == 1
     different = [
         Caller("k", "10.0.0.7"),
         Caller("k", "10.0.0.8"),
@@ -244,7 +244,7 @@ async def test_invented_keys_do_not_change_user() -> None:
         Caller("k", "127.0.0.1", 1000),
         Caller("k", "127.0.0.1", 1001),
     ]
-    assert len({(await accounts.account(each)).user for each in different}) == len(different)
+    assert len({(await accounts.account(address)).user for address in different}) == len(different)
 
 
 @on_loop

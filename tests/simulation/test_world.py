@@ -152,8 +152,8 @@ def test_broken_json_is_reported_with_line() -> None:
 
 
 def test_all_problems_are_reported_at_once() -> None:
-    said = problems("nodes: [{}]\nmodels: {org/a: {}, org/b: {}}")
-    assert said.count("\n") == 2
+    message = problems("nodes: [{}]\nmodels: {org/a: {}, org/b: {}}")
+    assert message.count("\n") == 2
 
 
 def test_unreadable_cluster_file_is_reported(tmp_path: Path) -> None:

@@ -50,11 +50,11 @@ def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 class Cutting:
     """A proxy that ends connections: each after certain content has passed, or all at once."""
 
-    def __init__(self, server: RedisServer, after: bytes = b"", *said: bytes) -> None:
+    def __init__(self, server: RedisServer, after: bytes = b"", *replies: bytes) -> None:
         """Set the proxy up. `said` are answers to the first commands with `after`, instead of an end."""
         self._server = server
         self._after = after
-        self._said = list(said)
+        self._said = list(replies)
         self._writers: set[asyncio.StreamWriter] = set()
         self.connections = 0
 
@@ -74,11 +74,11 @@ class Cutting:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        there, back = await asyncio.open_connection(HOST, self._server.port)
+        incoming, back = await asyncio.open_connection(HOST, self._server.port)
         self._writers |= {writer, back}
 
         async def answers() -> None:
-            while content := await there.read(1 << 16):
+            while content := await incoming.read(1 << 16):
                 writer.write(content)
 
         answering = asyncio.create_task(answers())
