@@ -51,10 +51,10 @@ def main() -> None:
         samples = loads_in_turn(loads, given.rounds)
     for way, commit in names.items():
         print(f"{way}  {commit:12} {_JOBS / samples.median(way):7.0f} requests/s, median")
-    ratios = samples.each(lambda a, b: a / b, "A", "B")
+    ratios = samples.per_round(lambda a, b: a / b, "A", "B")
     low, high = interval(ratios)
     print(
-        f"B / A  {statistics.median(ratios):.3f}, 95 % from {low:.3f} to {high:.3f}; {samples.said}"
+        f"B / A  {statistics.median(ratios):.3f}, 95 % from {low:.3f} to {high:.3f}; {samples.summary}"
     )
 
 

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.figures import Figure
-from bench.machine_state import said_of
+from bench.machine_state import describe_machine
 from bench.report import Report
 
 P = 0.01
@@ -73,7 +73,7 @@ class Change:
         return self.is_beyond_noise and (self.part > 0) == self.a.at_most
 
     @property
-    def said(self) -> str:
+    def verdict(self) -> str:
         """Return the verdict."""
         if not self.is_beyond_noise:
             return "same"
@@ -87,7 +87,7 @@ class Change:
         """Return the change as a row of `table`."""
         values = (f"{figure.value:.2f} {figure.unit}".rstrip() for figure in (self.a, self.b))
         part = f"{self.part:+.1%}" if math.isfinite(self.part) else "from 0"
-        return self.a.scenario, self.a.name, *values, part, self.said
+        return self.a.scenario, self.a.name, *values, part, self.verdict
 
 
 def compared(a: Report, b: Report) -> tuple[list[Change], list[Figure], list[Figure]]:
@@ -105,7 +105,7 @@ def _key(figure: Figure) -> tuple[str, str, str, bool]:
 
 def warnings(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
     """Yield a warning for each difference of the machines that makes a comparison unreliable."""
-    of_a, of_b = said_of(a), said_of(b)
+    of_a, of_b = describe_machine(a), describe_machine(b)
     if of_a != of_b:
         yield f"The reports are of different machines: {of_a}, and {of_b}."
     slow, fast = sorted((a["loop_seconds"], b["loop_seconds"]), reverse=True)

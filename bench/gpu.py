@@ -384,9 +384,9 @@ STEPS: tuple[Callable[[Bench], Awaitable[list[Figure]]], ...] = (
 
 
 async def measure(
-    bench: Bench, ends: float, seen: Callable[[list[Figure], dict[str, str]], None]
+    bench: Bench, ends: float, on_step: Callable[[list[Figure], dict[str, str]], None]
 ) -> tuple[list[Figure], dict[str, str]]:
-    """Run the steps until the time is over; call `seen` with the figures and problems after each step."""
+    """Run the steps until the time is over; after each, call `on_step` with the figures and problems."""
     figures: list[Figure] = []
     problems: dict[str, str] = {}
     for step in STEPS:
@@ -405,7 +405,7 @@ async def measure(
         except Exception as error:
             traceback.print_exc()
             problems[step.__name__] = f"{type(error).__name__}: {error}".splitlines()[0]
-        seen(figures, problems)
+        on_step(figures, problems)
     await bench.close()
     return figures, problems
 

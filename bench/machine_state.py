@@ -56,7 +56,7 @@ def machine_state() -> dict[str, Any]:
     }
 
 
-def said_of(machine: Mapping[str, Any]) -> str:
+def describe_machine(machine: Mapping[str, Any]) -> str:
     """Return a phrase that describes a report's machine."""
     return f"{machine['cpus']} x {machine['cpu']}, {machine['memory_bytes'] / 2**30:.0f} GiB"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.compare import compared
 from bench.figures import Figure
-from bench.machine_state import said_of
+from bench.machine_state import describe_machine
 from bench.report import LATEST, Report
 from ndif.config.units import format_duration
 
@@ -86,8 +86,9 @@ def _measured(report: Report) -> str:
     dirty = " with changes" if machine["is_dirty"] else ""
     commit = f", commit {machine['commit'][:12]}{dirty}" if machine["commit"] else ""
     return (
-        f"Measured on {machine['date'][:10]} in {format_duration(report.seconds)}: {said_of(machine)}, "
-        f"Python {machine['python']}, {versions}{commit}. A loop of five million steps took "
+        f"Measured on {machine['date'][:10]} in {format_duration(report.seconds)}: "
+        f"{describe_machine(machine)}, Python {machine['python']}, {versions}{commit}. "
+        f"A loop of five million steps took "
         f"{machine['loop_seconds']:.2f} s; the load was {machine['load_average'][0]:.1f} at the start."
     )
 

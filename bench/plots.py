@@ -72,7 +72,7 @@ def draw(scenario: str, figures: Sequence[Figure], file: Path) -> None:
         axes.set_xlabel("part of the limit: median, quartiles, all samples; left of the line holds")
         axes.set_title(scenario.replace("_", " "), loc="left", fontweight="bold")
         values = axes.secondary_yaxis("right")
-        values.set_yticks(range(len(figures)), [_said(figure) for figure in figures])
+        values.set_yticks(range(len(figures)), [_caption(figure) for figure in figures])
         values.tick_params(axis="y", length=0)
         values.spines[:].set_visible(False)
         drawing.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -93,7 +93,7 @@ def _draw_row(axes: Axes, row: int, figure: Figure) -> None:
         axes.scatter([MOST], [row], s=50, color=color, marker=">", zorder=3, clip_on=False)
 
 
-def _said(figure: Figure) -> str:
+def _caption(figure: Figure) -> str:
     sign = "≤" if figure.at_most else "≥"
     return f"{figure.value:.3g} {figure.unit}".rstrip() + f"  ({sign} {figure.limit:g})"
 

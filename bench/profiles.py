@@ -71,18 +71,18 @@ def drawn(pid: int) -> Iterator[None]:
     with tempfile.TemporaryFile("w+b") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
-        def said() -> str:
+        def output_text() -> str:
             return os.pread(output.fileno(), 1 << 20, 0).decode()
 
         try:
             deadline = time.monotonic() + _ATTACHED_S
-            while "Sampling process" not in said():
+            while "Sampling process" not in output_text():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"py-spy cannot draw process {pid}:\n{said()}")
+                    raise RuntimeError(f"py-spy cannot draw process {pid}:\n{output_text()}")
                 time.sleep(0.02)
             yield
         finally:
             process.send_signal(signal.SIGINT)  # py-spy then writes the graph
             process.wait(_WRITTEN_S)
         if not graph.exists():
-            print(f"py-spy has seen process {pid} do nothing:\n{said()}", file=sys.stderr)
+            print(f"py-spy has seen process {pid} do nothing:\n{output_text()}", file=sys.stderr)

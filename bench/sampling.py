@@ -85,12 +85,12 @@ class Samples:
         """Return the median of a way, in seconds."""
         return statistics.median(self.seconds[way])
 
-    def each(self, of: Callable[..., float], *ways: str) -> list[float]:
+    def per_round(self, of: Callable[..., float], *ways: str) -> list[float]:
         """Return one value per round: `of`, applied to the seconds of these ways."""
         return [of(*row) for row in zip(*(self.seconds[way] for way in ways), strict=True)]
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Return a phrase on the number of rounds and the quality of the samples."""
         kept = len(next(iter(self.seconds.values())))
         if self.is_busy_machine:

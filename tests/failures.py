@@ -60,13 +60,13 @@ def stacks(pid: int | None = None) -> str:
     return "\n".join(sections)
 
 
-def said_by_servers(since: float) -> list[tuple[str, str]]:
+def last_lines_of_servers(since: float) -> list[tuple[str, str]]:
     """Return a title and the last lines of each server that runs or has printed a line since then."""
     from tests.clients.harness import LocalServer
 
     sections = []
-    for server in [*LocalServer.known]:
-        if server.process.poll() is not None and server.said_at < since:
+    for server in [*LocalServer.recent]:
+        if server.process.poll() is not None and server.printed_at < since:
             continue
         lines = [*server.output]
         name = " ".join(map(str, server.process.args[1:4]))  # type: ignore[index]
@@ -102,7 +102,7 @@ def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
     if report.failed:
-        report.sections += said_by_servers(item.stash.get(_BEGAN, 0.0))
+        report.sections += last_lines_of_servers(item.stash.get(_BEGAN, 0.0))
         if _STACKS in item.stash:
             report.sections.append(("stacks of its processes", item.stash[_STACKS]))
     return report

@@ -17,8 +17,8 @@ _FORMS = ("NDIF_DEV_MODE", "NDIF_API_KEYS", "NDIF_DATABASE_URL", "POSTGRES_HOST"
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a server that needs no keys, unless the environment configures keys."""
-    is_said = any(name in environment for name in _FORMS)
-    return {**({} if is_said else {"NDIF_DEV_MODE": "true"}), **environment}
+    is_configured = any(name in environment for name in _FORMS)
+    return {**({} if is_configured else {"NDIF_DEV_MODE": "true"}), **environment}
 
 
 @contextlib.contextmanager

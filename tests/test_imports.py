@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 SOURCE = Path(ndif.__file__).parent
 
-# Only the room that uses an engine of several machines imports its package, on demand.
+# Only the room of an optional service imports its package, on demand.
 ENGINES = {
     "stores/accounts/sql/": "sqlalchemy alembic",
     "stores/usage/sql.py": "sqlalchemy",
@@ -68,11 +68,11 @@ ROOMS = (
 )
 """Rooms from top to bottom: a file imports only its own room and rooms below."""
 PLANNED: set[str] = set()
-"""Rooms that have their floor and no file yet."""
+"""Rooms with a floor, but without files yet."""
 GROUND = {"__init__", "distribution", "errors", "net", "sizes", "tasks"}
-"""Modules that every room may import, and that import no room."""
+"""Modules that every room may import; they import no room."""
 CLIENTS = {"probe/trace.py"}
-"""Programs that run in a separate process with a client's interpreter; no module of ndif imports them."""
+"""Programs that run in a client's interpreter; no module of ndif imports them."""
 
 AT_EXIT = """
 import atexit, json, os, sys
@@ -81,7 +81,7 @@ atexit.register(lambda: os.write(int(os.environ["MODULES"]), json.dumps(list(sys
 
 
 def modules_of(tmp_path: Path, *arguments: str) -> tuple[set[str], str]:
-    """Every top-level module that a Python process has imported when it ends, and what it printed."""
+    """Return the top-level modules that a Python process has imported at its end, and its output."""
     (tmp_path / "sitecustomize.py").write_text(AT_EXIT)
     report = tmp_path / "modules"
     with report.open("w") as file:
@@ -131,7 +131,7 @@ for number, arguments in enumerate(json.loads(sys.argv.pop())):
 def modules_of_commands(
     folder: Path, lines: Sequence[Sequence[str]]
 ) -> list[tuple[Sequence[str], set[str], str]]:
-    """Return what `modules_of` returns for command lines of ndif, at the price of one process."""
+    """Return the result of `modules_of` for each command line of ndif, with the cost of one process."""
     process = subprocess.run(
         [sys.executable, "-c", FORKS, json.dumps(lines)], cwd=folder, capture_output=True, text=True
     )
@@ -166,7 +166,7 @@ def modules_imported_in_turn(*modules: str) -> list[tuple[str, set[str]]]:
 
 
 def surplus(imported_by_name: Iterable[tuple[str, set[str]]], unneeded: Iterable[str]) -> list[str]:
-    """Return a line for each unneeded module that something imports."""
+    """Return a line for each import of an unneeded module."""
     return [
         f"{name} imports {other}"
         for name, imported in imported_by_name
@@ -174,7 +174,7 @@ def surplus(imported_by_name: Iterable[tuple[str, set[str]]], unneeded: Iterable
     ]
 
 
-# In a process of its own
+# Imports of separate processes
 
 
 def test_checked_module_names_are_importable() -> None:
@@ -213,12 +213,12 @@ def test_command_line_imports_no_unneeded_modules(tmp_path: Path) -> None:
 
 
 def test_forked_process_reports_imports_of_its_command(tmp_path: Path) -> None:
-    """`modules_of_commands` and `modules_of` agree."""
+    """`modules_of_commands` and `modules_of` return the same modules."""
     line = ("runtime", "list")
     ((_, imported, printed),) = modules_of_commands(tmp_path, [line])
     alone, printed_alone = modules_of(tmp_path, "-m", "ndif", *line)
     assert printed == printed_alone
-    # Modules that report the others.
+    # Modules that report the imports.
     assert imported - alone <= {"runpy", "traceback"}
     assert alone - imported <= {"sitecustomize", "atexit"}
 
@@ -229,13 +229,13 @@ SERVERS = ("ndif.server.embedded", "ndif.server.local")
 def test_control_plane_imports_no_model_plane() -> None:
     imported_by_name = modules_imported_in_turn(*SERVERS, "ndif.host.model_actor")
     assert {"ndif", "pydantic"} <= imported_by_name[0][1]
-    # socketio takes redis with it wherever that is installed.
-    # The driver is asked by a process of its own.
+    # socketio imports redis if it is installed.
+    # A separate process queries the driver.
     assert surplus(imported_by_name, {*HEAVY, "pynvml"} - {"redis"}) == []
 
 
 def test_single_process_server_needs_no_engine() -> None:
-    """An installation without extras leaves the clients of Redis, S3 and Ray out."""
+    """An installation without extras lacks the clients of Redis, S3 and Ray."""
     code = f"import sys; sys.modules.update(dict.fromkeys({ENGINE_PACKAGES!r}));" + "".join(
         f"import {module};" for module in SERVERS
     )
@@ -249,7 +249,7 @@ def test_listing_runtimes_imports_no_model_plane(tmp_path: Path) -> None:
     assert imported.isdisjoint(HEAVY)
 
 
-# In the source
+# Imports in the source
 
 
 def name_of(file: Path) -> str:
@@ -271,13 +271,13 @@ def _let_the_trees_go() -> Iterator[None]:
 
 @cache
 def imports_of(file: Path) -> dict[str, int]:
-    """Full names of what a file imports, wherever in it, and the first line that does."""
+    """Return the full names of all imports anywhere in a file, each with its first line."""
     package = name_of(file) if file.name == "__init__.py" else name_of(file).rpartition(".")[0]
     return imports_in(tree_of(file), package)
 
 
 def imports_in(tree: ast.Module, package: str) -> dict[str, int]:
-    """`from a import b` is `a` and `a.b`: which of them is the module only its folder can tell."""
+    """Return the imports of a tree; `from a import b` counts as `a` and `a.b`: either may be the module."""
     lines: dict[str, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -297,9 +297,9 @@ MODULES = {name_of(file): file for file in sorted(SOURCE.rglob("*.py"))}
 
 @cache
 def modules_imported_by(module: str) -> frozenset[str]:
-    """Return the modules of ndif that a module imports, itself excepted.
+    """Return the modules of ndif that a module imports, without itself.
 
-    `from package import module` is an import of that module, and not of what `package/__init__.py` defines.
+    `from package import module` is an import of that module, and not of names in `package/__init__.py`.
     """
     names = imports_of(MODULES[module]).keys()
     of_modules = {name.rpartition(".")[0] for name in names & set(MODULES)}
@@ -348,7 +348,7 @@ def test_checker_finds_imports_in_every_form() -> None:
 
 
 def lies_deeper(imported: str, module: str) -> bool:
-    """Return whether a module may import another: its own room, a room below, or the ground."""
+    """Return True if a module may import another: of its own room, a room below, or the ground."""
     if room_of(imported) in GROUND:
         return True
     return room_of(module) not in GROUND and (
@@ -382,7 +382,7 @@ def test_imports_have_no_cycles() -> None:
 
 
 def test_checker_finds_imports_between_rooms() -> None:
-    """Imports between rooms are found at all."""
+    """The checker of this module finds imports between rooms."""
     used = {
         room: {
             room_of(other)
@@ -411,7 +411,7 @@ def test_model_plane_imports_only_its_own_rooms_of_ndif(room: str, known: set[st
 
 
 def loads_in(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines that read objects of any class, with `pickle.loads` or its like."""
+    """Yield the lines that read objects of any class, with `pickle.loads` or a similar call."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id in DANGEROUS and node.attr in LOADS:
@@ -430,14 +430,14 @@ def test_checker_finds_unpickling_in_every_form() -> None:
 
 
 def test_control_plane_unpickles_nothing() -> None:
-    """No `pickle.loads` or its like, and no heavy import hidden in a function."""
+    """No `pickle.loads` or similar call, and no heavy import in a function."""
     checked = 0
     findings = []
     for file in MODULES.values():
         if file.is_relative_to(SOURCE / "runtime"):
             continue
         if file.is_relative_to(SOURCE / "sandbox" / "protector"):
-            continue  # it is entered in runners alone
+            continue  # only runners call it
         checked += 1
         room = file.relative_to(SOURCE).as_posix()
         if room in CLIENTS:
@@ -470,7 +470,7 @@ def test_no_module_imports_client_programs() -> None:
 
 
 def test_only_config_reads_settings_from_environment() -> None:
-    """`os.environ` is passed on to child processes; a variable of ours is read in one place."""
+    """`os.environ` is passed on to child processes, but only one module reads ndif's own variables."""
     findings = []
     for file in MODULES.values():
         if file.parent == SOURCE / "config" and file.stem in ("groups", "settings", "ndif_names"):

@@ -1,4 +1,4 @@
-"""The plugins of this suite: what a run says of its cost and of failures, and which rules it holds."""
+"""The plugins of this suite: their reports on costs and failures, and the rules that they enforce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLUGINS = ("tests.costs", "tests.failures", "tests.leftovers", "tests.markers")
 
 
 def run(folder: Path, source: str, *options: str) -> str:
-    """Return what pytest prints about a file of tests."""
+    """Return the output of pytest for a file of tests."""
     (folder / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder)]
     plugins = [option for name in PLUGINS for option in ("-p", name)]

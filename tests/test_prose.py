@@ -20,7 +20,7 @@ BESIDE = sorted(
 FORBIDDEN_FIRST_WORDS = frozenset(
     ("What", "Whether", "Have", "Has", "It", "Its", "They", "Them", "Those", "Who", "Whom", "Whose")
 )
-"""A docstring that starts with one of these leaves its subject to be guessed."""
+"""First words of docstrings without a clear subject."""
 
 
 def docstrings_of(file: Path) -> Iterator[tuple[int, str]]:
@@ -70,7 +70,7 @@ def test_every_public_method_has_or_inherits_docstring() -> None:
 
     def overrides_foreign(kind: ast.ClassDef) -> bool:
         bases = (ast.unparse(base).partition("[")[0] for base in kind.bases)
-        return any(base not in ours for base in bases)  # those of modules have a dot
+        return any(base not in ours for base in bases)  # names of modules have a dot
 
     riddles = [
         f"{file.relative_to(ROOT)}:{method.lineno}: {kind.name}.{method.name}"
@@ -94,15 +94,15 @@ def test_checker_finds_docstrings_below_attributes(tmp_path: Path) -> None:
 DOCUMENTS = sorted(
     file
     for file in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if file.name != "CHANGELOG.md"  # which tells of files as they were
+    if file.name != "CHANGELOG.md"  # describes earlier files
 )
 
 
 def files_missing_from(text: str, places: Sequence[Path]) -> Iterator[tuple[int, str]]:
-    """Yield line and path of every file that a text names and that is in none of the places."""
+    """Yield line and path of every file that a text names and that no place has."""
     for match in re.finditer(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|yaml|md|json))`", text):
         name = match[1]
-        # NAME stands for a name to be chosen; `build` is what a command makes.
+        # NAME is a placeholder; a command makes `build`.
         if re.search(r"[A-Z]{2}", name) or name.startswith("build/"):
             continue
         if not any((place / name).exists() for place in places):

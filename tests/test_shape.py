@@ -1,4 +1,4 @@
-"""The shape of classes: what is private stays so, and no constructor is long."""
+"""The shape of classes: private names are used only in their class, and no constructor is long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SOURCE = Path(ndif.__file__).parent
 FOREIGN = {
     "os._exit",
     "os.environ._data",
-    "row._mapping",  # documented by SQLAlchemy
+    "row._mapping",  # SQLAlchemy documents it
     "serialization._fill",
     "tracing._saves",
     "part._edits",
@@ -20,7 +20,7 @@ FOREIGN = {
     "self._model._call",
     "TransformersModel._call",
 }
-"""Names of Python, SQLAlchemy and nnsight that some class of ours has as well."""
+"""Private names of Python, SQLAlchemy and nnsight that a class of ndif has, too."""
 
 
 def own_names(kind: ast.ClassDef) -> set[str]:
@@ -37,7 +37,7 @@ def own_names(kind: ast.ClassDef) -> set[str]:
 
 
 def reaches(node: ast.AST, inside: frozenset[str], ours: set[str]) -> Iterator[ast.Attribute]:
-    """Yield each private name of ours that is used outside of the classes that define it."""
+    """Yield each use of an own private name outside of the classes that define it."""
     for child in ast.iter_child_nodes(node):
         names = inside | own_names(child) if isinstance(child, ast.ClassDef) else inside
         if isinstance(child, ast.Attribute) and child.attr in ours - inside:

@@ -1,4 +1,4 @@
-"""Fork servers and probes of the tests: each is a fork of a template, as if it had been started."""
+"""Fork servers and probes of the tests: forks of a template that behave like started processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.process
 
 
 def main(fd: int, question: str) -> None:
-    """Be a child of a fork server: tell of this process, and wait until nobody holds the other end."""
+    """Run as a child of a fork server: send facts about this process, and wait until the socket closes."""
     from huggingface_hub import constants
 
     channel = socket.socket(fileno=fd)
@@ -50,7 +50,7 @@ def main(fd: int, question: str) -> None:
 
 @asynccontextmanager
 async def a_child(servers: ForkServers, question: str) -> AsyncIterator[tuple[Process, Any]]:
-    """A process that tells of itself, and what it says."""
+    """Yield a process that reports facts about itself, and the facts."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         servers.prepare(HERE, untrusted=False)
@@ -65,7 +65,7 @@ async def a_child(servers: ForkServers, question: str) -> AsyncIterator[tuple[Pr
 
 
 async def template_of(question: str) -> int:
-    """Return the process of which a fork server is a fork."""
+    """Return the template process of a fork server."""
     servers = ForkServers()
     async with a_child(servers, question) as (_, answer):
         template = parent(answer["server"])
@@ -164,7 +164,7 @@ def test_forked_probe_behaves_like_started_probe(
         process.stdin.write(json.dumps(question) + "\n")
         process.stdin.flush()
         hub.settimeout(PATIENCE_S)
-        asked = hub.accept()[0]  # it asks the address that it was given after its start
+        asked = hub.accept()[0]  # the probe uses the address that it got after its start
         name = Path(f"/proc/{process.pid}/comm").read_text()
         assert name.startswith(FOR) == is_fork
     asked.close()

@@ -59,7 +59,7 @@ class SocketIoUser(User):
             f"POST /request HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n{self._headers}{session}"
             f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
         )
-        await _asked(self._port, head.encode() + payload)
+        await _send(self._port, head.encode() + payload)
 
     async def result(self) -> None:
         """Wait for the result, and fetch it if it is stored.
@@ -95,10 +95,10 @@ class SocketIoUser(User):
 async def _fetch(url: str) -> None:
     at = urlsplit(url)
     head = f"GET {at.path}?{at.query} HTTP/1.1\r\nHost: {at.netloc}\r\nConnection: close\r\n\r\n"
-    await _asked(at.port or 80, head.encode())
+    await _send(at.port or 80, head.encode())
 
 
-async def _asked(port: int, request: bytes) -> None:
+async def _send(port: int, request: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     await answered(reader)

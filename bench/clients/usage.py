@@ -31,7 +31,7 @@ if OLDER:
     models = [nnsight.LanguageModel(name) for name in NAMES.split(",")]
 else:
     models = [nnsight.TransformersModel(name, task="text-generation") for name in NAMES.split(",")]
-told: collections.Counter[str] = collections.Counter()
+counts: collections.Counter[str] = collections.Counter()
 seconds = 0.0
 
 
@@ -40,7 +40,7 @@ class Backend(RemoteBackend):  # type: ignore[misc] # one of the generations has
 
     def finalize(self, content: bytes) -> Any:
         """Count a result's bytes."""
-        told["result_bytes"] += len(content)
+        counts["result_bytes"] += len(content)
         return super().finalize(content)
 
 
@@ -48,7 +48,7 @@ def sent(*, blocking: bool, runs_s: float = 0.0, fails: bool = False, numbers: i
     """Send a job; wait for its end if `blocking`."""
     model = random.choice(models)
     backend = Backend(model.to_model_key(), blocking=blocking)
-    told["sent"] += 1
+    counts["sent"] += 1
     try:
         with model.trace(PROMPT, backend=backend):
             hidden = model.model.layers[5].output.save()  # noqa: F841 - saving needs a variable
@@ -69,7 +69,7 @@ def sent(*, blocking: bool, runs_s: float = 0.0, fails: bool = False, numbers: i
 def ended(backend: Backend, status: str) -> None:
     """Count the end of a job, and its execution time."""
     global seconds
-    told[status] += 1
+    counts[status] += 1
     if (meta := getattr(backend, "meta", None)) is not None:
         seconds += meta["execution_time"]
 
@@ -117,4 +117,4 @@ deadline = time.monotonic() + float(SECONDS)
 while time.monotonic() < deadline:
     send_one()
     time.sleep(random.uniform(0, 0.6))
-print(json.dumps({**told, "execution_s": seconds}))
+print(json.dumps({**counts, "execution_s": seconds}))

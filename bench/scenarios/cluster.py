@@ -65,12 +65,12 @@ async def _throughput(users: list[User], ray_address: str) -> Figure:
         )
     return Figure.of(
         "many machines: sustained no-op jobs / calls of Ray alone",
-        samples.each(lambda job, call: call / job, "jobs", "calls"),
+        samples.per_round(lambda job, call: call / job, "jobs", "calls"),
         1.2,
         "x",
         at_most=False,
         how=f"{1 / samples.median('jobs'):.0f} requests and {1 / samples.median('calls'):.0f} calls a "
-        f"second; {_USERS} users, two gateways, two replicas or actors; {samples.said}",
+        f"second; {_USERS} users, two gateways, two replicas or actors; {samples.summary}",
     )
 
 

@@ -46,11 +46,11 @@ def measure(site: Site) -> Iterator[Figure]:
     rates = {way: f"{_JOBS / samples.median(way):.1f}" for way in samples.seconds}
     yield Figure.of(
         "jobs a second that share forward passes / that do not",
-        samples.each(lambda alone, together: alone / together, _ALONE, _TOGETHER),
+        samples.per_round(lambda alone, together: alone / together, _ALONE, _TOGETHER),
         1.5,
         "x",
         at_most=False,
-        how=f"{rates[_TOGETHER]} and {rates[_ALONE]} jobs/s; {_CLIENTS} trusted clients; {samples.said}",
+        how=f"{rates[_TOGETHER]} and {rates[_ALONE]} jobs/s; {_CLIENTS} trusted clients; {samples.summary}",
     )
 
 

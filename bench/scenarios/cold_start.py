@@ -45,9 +45,9 @@ def measure(site: Site) -> Iterator[Figure]:
     how = (
         f"{samples.median(_OURS):.2f} / {samples.median(_PEER):.2f} s, plus "
         f"{statistics.median(forward_passes):.2f} s for the first forward pass, which reads the weights; "
-        f"{samples.said}"
+        f"{samples.summary}"
     )
-    ratios = samples.each(truediv, _OURS, _PEER)
+    ratios = samples.per_round(truediv, _OURS, _PEER)
     yield Figure.of(f"{_OURS} of SmolLM2 / {_PEER}", ratios, 1.3, "x", how=how)
 
 

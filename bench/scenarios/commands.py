@@ -19,7 +19,7 @@ _STARTS = 3
 def measure(site: Site) -> Iterator[Figure]:
     """Measure the help, and local mode's share of a start and of the memory."""
     samples = in_turn({"help": lambda: _help(site)}, rounds=_ROUNDS, warm_up=1)
-    yield Figure.of("ndif --help", samples.seconds["help"], 0.4, "s", how=samples.said)
+    yield Figure.of("ndif --help", samples.seconds["help"], 0.4, "s", how=samples.summary)
     memory, later = [], []
     for _ in range(_STARTS):
         with server(site.folder, site.environment) as (_, pid, output):

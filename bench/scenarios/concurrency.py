@@ -37,7 +37,7 @@ def measure(site: Site) -> Iterator[Figure]:
             ways[_trusted(count)] = trusting.port, [trusting.keys[TRUSTED]] * count
             ways[_of_one(count)] = other.port, sandboxed[:1] * count
             if count > 1:
-                ways[_each(count)] = other.port, sandboxed[:count]
+                ways[_clients_and_users(count)] = other.port, sandboxed[:count]
         payload = base64.b64decode(request["payload"])
         loads = {
             way: Load([User(port, request["key"], key) for key in keys], payload, _JOBS)
@@ -46,24 +46,24 @@ def measure(site: Site) -> Iterator[Figure]:
         samples = loads_in_turn(loads, _ROUNDS, 0.5)
     rates = {way: _JOBS / samples.median(way) for way in ways}
     for count in _NUMBERS:
-        for way in (_of_one(count), _each(count)):
+        for way in (_of_one(count), _clients_and_users(count)):
             if way in ways:
                 yield Figure.of(
                     f"jobs a second of {way} / trusted",
-                    samples.each(lambda trusted, own: trusted / own, _trusted(count), way),
+                    samples.per_round(lambda trusted, own: trusted / own, _trusted(count), way),
                     None,
                     "x",
                     at_most=False,
-                    how=f"{rates[way]:.1f}, trusted {rates[_trusted(count)]:.1f} jobs/s; {samples.said}",
+                    how=f"{rates[way]:.1f}, trusted {rates[_trusted(count)]:.1f} jobs/s; {samples.summary}",
                 )
-    for name in (_trusted, _of_one, _each):
+    for name in (_trusted, _of_one, _clients_and_users):
         yield Figure.of(
             f"jobs a second of {name(_MANY)} / {name(_FEW)}",
-            samples.each(lambda few, many: few / many, name(_FEW), name(_MANY)),
+            samples.per_round(lambda few, many: few / many, name(_FEW), name(_MANY)),
             0.9,
             "x",
             at_most=False,
-            how=f"{rates[name(_MANY)]:.1f} and {rates[name(_FEW)]:.1f} jobs/s; {samples.said}",
+            how=f"{rates[name(_MANY)]:.1f} and {rates[name(_FEW)]:.1f} jobs/s; {samples.summary}",
         )
 
 
@@ -75,5 +75,5 @@ def _of_one(clients: int) -> str:
     return f"{clients} clients of one user"
 
 
-def _each(clients: int) -> str:
+def _clients_and_users(clients: int) -> str:
     return f"{clients} clients of as many users"

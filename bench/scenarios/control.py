@@ -57,7 +57,7 @@ async def at_rate(users: list[User]) -> list[float]:
         idle.put_nowait(user)
     took: list[float] = []
 
-    async def one(due: float) -> None:
+    async def send(due: float) -> None:
         user = await idle.get()
         await user.run()
         took.append(time.perf_counter() - due)
@@ -69,7 +69,7 @@ async def at_rate(users: list[User]) -> list[float]:
         due += dice.expovariate(_RATE)
         if (left := due - time.perf_counter()) > 0:
             await asyncio.sleep(left)
-        running.append(asyncio.create_task(one(due)))
+        running.append(asyncio.create_task(send(due)))
     await asyncio.gather(*running)
     return sorted(took)
 
@@ -158,10 +158,10 @@ async def _measure(machine: Machine) -> list[Figure]:
         ),
         Figure.of(
             "POST /request: a polled job beyond a live one",
-            accepted.each(lambda polled, live: 1e3 * (polled - live), _POLLED, _LIVE),
+            accepted.per_round(lambda polled, live: 1e3 * (polled - live), _POLLED, _LIVE),
             2,
             "ms more",
             how=f"its disk has the job; a live one takes {accepted.median(_LIVE) * 1e3:.1f} ms; "
-            f"medians of {_ACCEPTED}, {accepted.said}",
+            f"medians of {_ACCEPTED}, {accepted.summary}",
         ),
     ]

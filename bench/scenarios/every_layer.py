@@ -23,7 +23,7 @@ def measure(site: Site) -> Iterator[Figure]:
         samples = sample("every_layer", ways[TRUSTED]["url"], ways, rounds=_ROUNDS)
     how = (
         f"{samples.median(SANDBOXED) * 1e3:.1f} / {samples.median(TRUSTED) * 1e3:.1f} ms; "
-        f"{samples.said}"
+        f"{samples.summary}"
     )
-    ratios = samples.each(truediv, SANDBOXED, TRUSTED)
+    ratios = samples.per_round(truediv, SANDBOXED, TRUSTED)
     yield Figure.of("30 reads and 10 edits, sandboxed / trusted", ratios, 1.03, "x", how=how)

@@ -96,11 +96,11 @@ def _beside(peer: Server, trusting: Machine, sandboxing: Machine, jobs: int) -> 
     for way in (TRUSTED, _ONE):
         yield Figure.of(
             f"jobs a second, {way}, nnsight {request['nnsight']} / {peer.name}",
-            samples.each(lambda theirs, ours: theirs / ours, peer.name, way),
+            samples.per_round(lambda theirs, ours: theirs / ours, peer.name, way),
             3,
             "x",
             at_most=False,
-            how=f"{rates} jobs/s; {_CLIENTS} clients; {samples.said}",
+            how=f"{rates} jobs/s; {_CLIENTS} clients; {samples.summary}",
         )
 
 
@@ -109,8 +109,10 @@ def _figures(
 ) -> Iterator[Figure]:
     rates = {way: f"{jobs / samples.median(way):.1f}" for way in samples.seconds}
     for way, limit in ((_ONE, limits[0]), (_EIGHT, limits[1])):
-        ratio = samples.each(lambda trusted, own: trusted / own, TRUSTED, way)
-        how = f"{rates[way]}, trusted {rates[TRUSTED]} jobs/s; {_CLIENTS} clients; {samples.said}"
+        ratio = samples.per_round(lambda trusted, own: trusted / own, TRUSTED, way)
+        how = (
+            f"{rates[way]}, trusted {rates[TRUSTED]} jobs/s; {_CLIENTS} clients; {samples.summary}"
+        )
         name = f"jobs a second{kind}, {way} / trusted"
         yield Figure.of(name, ratio, limit, "x", at_most=False, how=how)
         used, least = samples.more[way], samples.more[TRUSTED]

@@ -58,20 +58,20 @@ def measure(site: Site) -> Iterator[Figure]:
 
 def _beside(name: str, samples: Samples, peer: str) -> Figure:
     """Compare the rate of a result with a peer's, including the block's time."""
-    ratios = samples.each(lambda theirs, ours: theirs / ours, peer, _SANDBOXED)
-    how = f"{samples.median(peer):.2f} and {samples.median(_SANDBOXED):.2f} s; {samples.said}"
+    ratios = samples.per_round(lambda theirs, ours: theirs / ours, peer, _SANDBOXED)
+    how = f"{samples.median(peer):.2f} and {samples.median(_SANDBOXED):.2f} s; {samples.summary}"
     name = f"rate of {name}, {_SANDBOXED} / {peer}"
     return Figure.of(name, ratios, 3, "x", at_most=False, how=how)
 
 
 def _rate(name: str, size: int, samples: Samples, way: str) -> Figure:
     """Compare the rates of a computed and of a ready-made result."""
-    took = samples.each(lambda remote_s, local_s: remote_s - local_s, way, HERE)
+    took = samples.per_round(lambda remote_s, local_s: remote_s - local_s, way, HERE)
     ratios = [floor / net for floor, net in zip(samples.seconds[INSTANT], took, strict=True)]
     how = (
         f"{samples.median(way):.2f} s, {samples.median(HERE):.2f} s of it to make it; "
         f"ready-made {samples.median(INSTANT):.2f} s; "
-        f"{samples.more['result_bytes'] / MB:.0f} MB sent; {samples.said}"
+        f"{samples.more['result_bytes'] / MB:.0f} MB sent; {samples.summary}"
     )
     limit = 0.8 if size == _LARGE and way in (_SANDBOXED, _LOCAL) else None
     name = f"rate of {name}, {way} / ready-made"

@@ -42,10 +42,10 @@ def measure(site: Site) -> Iterator[Figure]:
             }
         )
     for peer, limit in ((_EMPTY, 0.25), (_SERVE, 3.0)):
-        ratio = samples.each(lambda theirs, own: theirs / own, peer, _OURS)
+        ratio = samples.per_round(lambda theirs, own: theirs / own, peer, _OURS)
         how = (
             f"{1 / samples.median(_OURS):.0f} and {1 / samples.median(peer):.0f} a second; "
-            f"{_CLIENTS} clients; {samples.said}"
+            f"{_CLIENTS} clients; {samples.summary}"
         )
         name = f"no-op jobs a second: {_OURS} / {peer}"
         yield Figure.of(name, ratio, limit, "x", at_most=False, how=how)

@@ -89,10 +89,10 @@ def measure(site: Site) -> Iterator[Figure]:
 
 def _costs(samples: Samples) -> Iterator[Figure]:
     for name in [*_STATES][1:]:
-        ratio = samples.each(lambda state, few: state / few, name, _FEWEST)
+        ratio = samples.per_round(lambda state, few: state / few, name, _FEWEST)
         how = (
             f"{samples.median(name) * 1e3:.2f} and {samples.median(_FEWEST) * 1e3:.2f} ms; "
-            f"{samples.said}"
+            f"{samples.summary}"
         )
         yield Figure.of(f"cost of a no-op job: {name} / {_FEWEST}", ratio, 1.1, "x", how=how)
 

@@ -38,9 +38,9 @@ def measure(site: Site) -> Iterator[Figure]:
             for way, url, pid in ((_ONE, single, one_pid), (_TWO, two, two_pid))
         }
         samples = loads_in_turn(loads, _ROUNDS)
-    ratio = samples.each(lambda single_s, two: single_s / two, _ONE, _TWO)
+    ratio = samples.per_round(lambda single_s, two: single_s / two, _ONE, _TWO)
     how = (
         f"{_JOBS} generations of {_CLIENTS} clients: {samples.median(_TWO):.1f} and "
-        f"{samples.median(_ONE):.1f} s; {samples.said}"
+        f"{samples.median(_ONE):.1f} s; {samples.summary}"
     )
     yield Figure.of(f"{_TWO} / {_ONE}", ratio, 1.8, "x", at_most=False, how=how)

@@ -39,7 +39,7 @@ def measure(site: Site) -> Iterator[Figure]:
 def _ratio(
     subject: str, samples: Samples, own: str, peer: str, limit: float | None = None
 ) -> Figure:
-    how = f"{samples.median(own):.2f} / {samples.median(peer):.2f} s; {samples.said}"
+    how = f"{samples.median(own):.2f} / {samples.median(peer):.2f} s; {samples.summary}"
     return Figure.of(
-        f"{subject}, {own} / {peer}", samples.each(truediv, own, peer), limit, "x", how=how
+        f"{subject}, {own} / {peer}", samples.per_round(truediv, own, peer), limit, "x", how=how
     )

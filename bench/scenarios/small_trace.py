@@ -48,20 +48,18 @@ def measure(site: Site) -> Iterator[Figure]:
 
 def _beside(samples: Samples, peer: str, nnsight: str) -> Iterator[Figure]:
     """Compare a peer with local mode: whole traces, and the time added to the client's own time."""
-    whole = samples.each(lambda theirs, ours: theirs / ours, peer, "local mode")
+    whole = samples.per_round(lambda theirs, ours: theirs / ours, peer, "local mode")
     name = f"small trace, {nnsight}: {peer} / local mode"
     yield Figure.of(name, whole, None, "x", at_most=False)
     theirs, ours = (
         statistics.median(
-            samples.each(lambda a, local, floor: a - local - floor, way, HERE, INSTANT)
+            samples.per_round(lambda a, local, floor: a - local - floor, way, HERE, INSTANT)
         )
         for way in (peer, "local mode")
     )
     # A smaller difference is not measurable.
     ratio = theirs / max(ours, 1e-3)
-    how = (
-        f"{theirs * 1e3:.1f} and {ours * 1e3:.1f} ms more; at least 1 ms is counted; {samples.said}"
-    )
+    how = f"{theirs * 1e3:.1f} and {ours * 1e3:.1f} ms more; at least 1 ms is counted; {samples.summary}"
     name = f"small trace, {nnsight}: what {peer} adds / local mode"
     yield Figure(name, ratio, 3, "x", at_most=False, how=how)
 
@@ -71,15 +69,15 @@ LIMITS_MS = {"local mode": 5.0, "one machine, sandboxed": 8.0, "many machines": 
 
 def added(samples: Samples, way: str, generation: str) -> Iterator[Figure]:
     """Compare a way with the client's process plus the instant server."""
-    extra = samples.each(lambda a, local, floor: 1e3 * (a - local - floor), way, HERE, INSTANT)
+    extra = samples.per_round(lambda a, local, floor: 1e3 * (a - local - floor), way, HERE, INSTANT)
     name = f"small trace, {generation}: {way}"
     how = (
         f"{samples.median(way) * 1e3:.1f} - in process {samples.median(HERE) * 1e3:.1f} "
-        f"- client's floor {samples.median(INSTANT) * 1e3:.1f} ms; {samples.said}"
+        f"- client's floor {samples.median(INSTANT) * 1e3:.1f} ms; {samples.summary}"
     )
     yield Figure.of(name, extra, LIMITS_MS.get(way), "ms more", how=how)
     if way == "local mode":
-        limit = samples.each(lambda local, floor: local + floor, HERE, INSTANT)
+        limit = samples.per_round(lambda local, floor: local + floor, HERE, INSTANT)
         p95 = quantile(samples.seconds[way], 0.95) - quantile(limit, 0.95)
         yield Figure(
             f"{name}, p95", p95 * 1e3, 10, "ms more", how="between the two 95th percentiles"

@@ -86,7 +86,7 @@ def _brought_back(host: Machine, level: str, folders: Sequence[Path]) -> Figure:
     loads = [model["load_s"]["0.8"] for model in models]
     how = (
         f"{samples.median(level) * 1e3:.0f} / {samples.median(_HOT) * 1e3:.0f} ms; "
-        f"a load takes {statistics.median(loads) * 1e3:.0f} ms; {samples.said}"
+        f"a load takes {statistics.median(loads) * 1e3:.0f} ms; {samples.summary}"
     )
     name = f"job on one of {len(names)} models where two fit, {level} / {_HOT}"
-    return Figure.of(name, samples.each(truediv, level, _HOT), None, "x", how=how)
+    return Figure.of(name, samples.per_round(truediv, level, _HOT), None, "x", how=how)

@@ -60,11 +60,13 @@ def measure(site: Site) -> Iterator[Figure]:
             ways = {_ALL: {"url": all_}, _NONE: {"url": none}}
             traces = sample("small", none, ways, rounds=_TRACES)
             series = sample("series", none, ways, rounds=_SERIES, warm_up=1)
-    how = f"{traces.median(_ALL) * 1e3:.1f} - {traces.median(_NONE) * 1e3:.1f} ms; {traces.said}"
-    added = traces.each(lambda measured, least: 1e3 * (measured - least), _ALL, _NONE)
+    how = f"{traces.median(_ALL) * 1e3:.1f} - {traces.median(_NONE) * 1e3:.1f} ms; {traces.summary}"
+    added = traces.per_round(lambda measured, least: 1e3 * (measured - least), _ALL, _NONE)
     yield Figure.of(f"small trace, {_ALL} - {_NONE}", added, 1, "ms more", how=how)
-    rates = series.each(lambda measured, least: least / measured, _ALL, _NONE)
-    how = f"{series.median(_ALL):.2f}, {series.median(_NONE):.2f} s for 20 in a row; {series.said}"
+    rates = series.per_round(lambda measured, least: least / measured, _ALL, _NONE)
+    how = (
+        f"{series.median(_ALL):.2f}, {series.median(_NONE):.2f} s for 20 in a row; {series.summary}"
+    )
     name = f"jobs a second, {_ALL} / {_NONE}"
     yield Figure.of(name, rates, 0.97, "x", at_most=False, how=how)
     yield from _answers()

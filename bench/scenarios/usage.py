@@ -59,7 +59,7 @@ async def _with_keys(url: str) -> list[_User]:
         await registry.close()
 
 
-def _told(url: str, users: Sequence[_User], seconds: float) -> list[dict[str, Any]]:
+def _run_clients(url: str, users: Sequence[_User], seconds: float) -> list[dict[str, Any]]:
     """Run a client of each key at once; return the sums of each client."""
 
     def run(number: int) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def measure(site: Site) -> Iterator[Figure]:
         users = asyncio.run(_with_keys(database))
         environment = {**site.environment, "NDIF_DATABASE_URL": database}
         with machine(dict.fromkeys(_MODELS, site.folder), environment) as host:
-            sums = _told(host.url, users, seconds)
+            sums = _run_clients(host.url, users, seconds)
             ends = sum(counts.get(end, 0) for counts in sums for end in _ENDS)
             counted = _counted({**environment, "NDIF_SESSION_ROOT": str(host.folder)}, ends)
     differs: Counter[str] = Counter()

@@ -25,8 +25,8 @@ def measure(site: Site) -> Iterator[Figure]:
             rounds=_ROUNDS,
             warm_up=1,
         )
-    percent = samples.each(lambda warm, cold: 100 * warm / cold, _WARM, _COLD)
-    how = f"{samples.median(_WARM) * 1e3:.0f} ms / {samples.median(_COLD):.2f} s; {samples.said}"
+    percent = samples.per_round(lambda warm, cold: 100 * warm / cold, _WARM, _COLD)
+    how = f"{samples.median(_WARM) * 1e3:.0f} ms / {samples.median(_COLD):.2f} s; {samples.summary}"
     yield Figure.of(f"{_WARM} / {_COLD}", percent, 5, "%", how=how)
 
 

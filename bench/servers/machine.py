@@ -102,7 +102,7 @@ def machine(
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="bench-") as root:
         database = f"sqlite:///{root}/accounts.sqlite"
-        keys = asyncio.run(_made_keys(database, users))
+        keys = asyncio.run(_make_keys(database, users))
         log = Path(root, "server.log")
         with log.open("w") as output:
             process = subprocess.Popen(
@@ -142,7 +142,7 @@ def _serves(url: str, models: int) -> bool:
     return False
 
 
-async def _made_keys(database: str, users: Mapping[str, Tier | None]) -> dict[str, str]:
+async def _make_keys(database: str, users: Mapping[str, Tier | None]) -> dict[str, str]:
     registry = SqlRegistry(Database(database))
     try:
         for tier in filter(None, users.values()):

@@ -40,7 +40,7 @@ def no_op_machine(environment: Mapping[str, str], models: int = 1) -> Iterator[M
     """Run `bench.servers.control`; yield it once its models are loaded."""
     with tempfile.TemporaryDirectory(prefix="bench-") as root:
         database = f"sqlite:///{root}/accounts.sqlite"
-        keys = asyncio.run(_made_keys(database))
+        keys = asyncio.run(_make_keys(database))
         port = free_port()
         variables = {
             **environment,
@@ -115,7 +115,7 @@ def runs(port: int, models: int) -> bool:
     return False
 
 
-async def _made_keys(database: str) -> dict[str, str]:
+async def _make_keys(database: str) -> dict[str, str]:
     registry = SqlRegistry(Database(database))
     try:
         await registry.create_tier(tier_with((), "limited", limits=_LIMITS))

@@ -37,7 +37,7 @@ def increases(*, over_s: float = 0.0, **counts: dict[str, float]) -> Increases:
     return history
 
 
-def seen(
+def observation(
     document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
 ) -> ServerObservation:
     """Return an observation of a server that is healthy except for the given fields."""
@@ -55,8 +55,8 @@ def seen(
     return ServerObservation(**fields)
 
 
-def found(
+def findings_of(
     document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
 ) -> Findings:
     """Return the findings for such an observation."""
-    return find(seen(document, problems, **changes), AlertLimits())
+    return find(observation(document, problems, **changes), AlertLimits())

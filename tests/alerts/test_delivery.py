@@ -1,4 +1,4 @@
-"""Delivery of alerts to real web and mail servers, some of which hang, refuse or are unavailable."""
+"""Delivery of alerts to real web and mail servers; some servers hang, refuse or are unavailable."""
 
 from __future__ import annotations
 

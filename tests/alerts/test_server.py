@@ -64,17 +64,17 @@ class Operator:
         assert process.returncode == code, process.stdout + process.stderr
         return process.stdout
 
-    def told(self, event: str, kind: str) -> dict[str, Any]:
+    def until_webhook(self, event: str, kind: str) -> dict[str, Any]:
         """Wait for a message about a kind."""
 
-        def found() -> list[dict[str, Any]]:
+        def matching() -> list[dict[str, Any]]:
             return [
                 body
                 for body in self.receiver.taken
                 if body["event"] == event and body["incident"] and body["incident"]["kind"] == kind
             ]
 
-        return until(found, lambda: str(self.receiver.taken))[-1]
+        return until(matching, lambda: str(self.receiver.taken))[-1]
 
 
 def killed(running: Callable[[], set[int]]) -> int:
@@ -134,7 +134,7 @@ def test_server_reports_unloadable_model_and_sends_daily_digest(
             assert output.count("delivered") == 4, output
             until(lambda: post.received)
             operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
-            opened = operator.told("opened", "load-failed")
+            opened = operator.until_webhook("opened", "load-failed")
             assert "tests/broken" in opened["headline"]
             (_cause,) = opened["incident"]["causes"]
             listed = from_plain(AlertsAnswer, json.loads(operator.ndif("alerts", "list", "--json")))
@@ -143,14 +143,14 @@ def test_server_reports_unloadable_model_and_sends_daily_digest(
             # Repeated loads belong to one incident.
             (files / "tokenizer.json").write_bytes(right)
             operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
-            resolved = operator.told("resolved", "load-failed")
+            resolved = operator.until_webhook("resolved", "load-failed")
             assert resolved["incident"]["id"] == opened["incident"]["id"]
             # Kill the model's process three times.
             for _ in range(3):
                 process = killed(operator.server.processes)
                 until(lambda ended=process: operator.server.processes() - {ended})
                 operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
-            lost = operator.told("opened", "replicas-lost")
+            lost = operator.until_webhook("opened", "replicas-lost")
             assert "3 processes of tests/broken ended" in lost["text"]
             until(lambda: [body for body in receiver.taken if body["event"] == "digest"])
             digest = next(body for body in receiver.taken if body["event"] == "digest")
@@ -194,14 +194,14 @@ def test_server_reports_broker_outage_and_next_leader_resolves_incident(
     try:
         until(lambda: "delivered" in ready(operator))
         redis.pause()
-        opened = operator.told("opened", "store-away")
+        opened = operator.until_webhook("opened", "store-away")
         causes = [cause["subject"] for cause in opened["incident"]["causes"]]
         assert "broker" in causes
         redis.resume()
-        resolved = operator.told("resolved", "store-away")
+        resolved = operator.until_webhook("resolved", "store-away")
         assert resolved["incident"]["id"] == opened["incident"]["id"]
         operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
-        opened = operator.told("opened", "load-failed")
+        opened = operator.until_webhook("opened", "load-failed")
         # Redis holds the open incident and no unsent message for the next leader.
         until(lambda: (state := saved(redis)).incidents.open and not state.messages)
 
@@ -213,7 +213,7 @@ def test_server_reports_broker_outage_and_next_leader_resolves_incident(
         (files / "tokenizer.json").write_bytes(right)
         until(lambda: "delivered" in ready(operator))
         operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
-        resolved = operator.told("resolved", "load-failed")
+        resolved = operator.until_webhook("resolved", "load-failed")
         assert resolved["incident"]["id"] == opened["incident"]["id"]
         notices = [
             (body["event"], body["incident"]["kind"], body["incident"]["id"])

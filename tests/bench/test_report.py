@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.machine_state import machine_state, said_of
+from bench.machine_state import describe_machine, machine_state
 from bench.report import Report
 
 from tests.bench.reports import MACHINE, once, report, sampled
@@ -68,4 +68,4 @@ def test_machine_state_is_json_with_every_key_of_reports() -> None:
     assert json.loads(json.dumps(state))["cpus"] == state["cpus"]
     assert 0.01 < state["loop_seconds"] < 60
     assert state["versions"]["nnsight"].startswith("0.8")
-    assert f"{state['cpus']} x " in said_of(state)
+    assert f"{state['cpus']} x " in describe_machine(state)

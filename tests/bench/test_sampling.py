@@ -50,7 +50,7 @@ def spinning(program: str, *marks: str) -> Iterator[psutil.Process]:
                 child.kill()
 
 
-def seen_of(process: psutil.Process) -> float:
+def core_seconds_of(process: psutil.Process) -> float:
     """Return the share of a process's CPU time that `Neighbours` counts as other programs'.
 
     A `Neighbours` with an unused mark counts all CPU time and serves as the reference.
@@ -75,7 +75,7 @@ def test_only_unmarked_processes_count_as_other_programs(
 ) -> None:
     with spinning(program, *marks) as process:
         # A process of another test may end between two measurements.
-        parts = [seen_of(process) for _ in range(9)]
+        parts = [core_seconds_of(process) for _ in range(9)]
     assert statistics.median(parts) == pytest.approx(part, abs=0.5)
 
 
@@ -97,7 +97,7 @@ def test_rounds_beside_other_programs_are_discarded() -> None:
     quiet = kept[: len(kept) - samples.busy] if samples.is_busy_machine else kept
     assert not {*quiet} & {*BUSY_ROUNDS}
     assert len(quiet) <= ROUNDS
-    assert "busy" in samples.said or "other programs" in samples.said
+    assert "busy" in samples.summary or "other programs" in samples.summary
 
 
 def test_each_round_runs_every_variant_once_in_nonperiodic_order() -> None:
@@ -135,8 +135,8 @@ def test_samples_round_trip_through_json() -> None:
     samples = Samples({"a": [3.0, 1.0, 2.0], "b": [1.0, 2.0, 4.0]}, 2, False, {"bytes": 5})
     assert Samples.of_json(json.loads(json.dumps(samples.to_json()))) == samples
     assert samples.median("a") == 2.0
-    assert samples.each(lambda a, b: a / b, "a", "b") == [3.0, 0.5, 0.5]
-    assert samples.said == "3 rounds, 2 busy ones left out"
+    assert samples.per_round(lambda a, b: a / b, "a", "b") == [3.0, 0.5, 0.5]
+    assert samples.summary == "3 rounds, 2 busy ones left out"
 
 
 @given(

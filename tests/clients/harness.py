@@ -68,7 +68,7 @@ class LocalServer:
     """`ndif local start …`, as a user starts it."""
 
     command: tuple[str, ...] = ("local", "start")
-    known: ClassVar[deque[LocalServer]] = deque(maxlen=16)
+    recent: ClassVar[deque[LocalServer]] = deque(maxlen=16)
     """The last servers that this process has started."""
 
     def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
@@ -76,10 +76,10 @@ class LocalServer:
         self.output: deque[str] = deque(maxlen=500)
         self.process = self._popen(arguments)
         self.url = ""
-        self.said_at = 0.0
+        self.printed_at = 0.0
         """Time of the server's last line, on the monotonic clock."""
-        self.known.append(self)
-        self._said = threading.Event()
+        self.recent.append(self)
+        self._announced = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _popen(self, arguments: tuple[str, ...]) -> subprocess.Popen[str] | ForkedProcess:
@@ -99,15 +99,15 @@ class LocalServer:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.output.append(line.rstrip())
-            self.said_at = time.monotonic()
+            self.printed_at = time.monotonic()
             if match := re.search(r"Serving at (http://\S+?)\. ", line):
                 self.url = match[1]
-                self._said.set()
-        self._said.set()
+                self._announced.set()
+        self._announced.set()
 
     def ready(self) -> LocalServer:
         """Wait until the server serves; return it."""
-        assert self._said.wait(PATIENCE_S), "the server printed no line"
+        assert self._announced.wait(PATIENCE_S), "the server printed no line"
         assert self.url, "\n".join(self.output)
         return self
 

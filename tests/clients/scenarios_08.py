@@ -544,14 +544,14 @@ def scenario_non_blocking(context: Context) -> None:
 def scenario_asynchronous(context: Context) -> None:
     model = context.remote
 
-    async def one() -> Any:
+    async def send_one() -> Any:
         backend = AsyncRemoteBackend(model.to_model_key())
         with model.trace(PROMPT, backend=backend):
             hidden = model.transformer.h[1].output.save()
         return (await backend)["hidden"]
 
     async def several() -> Any:
-        return await asyncio.gather(*(one() for _ in range(4)))
+        return await asyncio.gather(*(send_one() for _ in range(4)))
 
     results = asyncio.run(several())
     with context.local.trace(PROMPT):

@@ -739,14 +739,14 @@ def scenario_asynchronous(context: Context) -> None:
     """
     model = context.remote
 
-    async def one(factor: int) -> Any:
+    async def send_one(factor: int) -> Any:
         async with model.session(remote=True):
             with model.trace(PROMPT):
                 hidden = (model.transformer.h[1].output * factor).save()
         return hidden
 
     async def several() -> Any:
-        return await asyncio.gather(*(one(factor) for factor in range(1, 4)))
+        return await asyncio.gather(*(send_one(factor) for factor in range(1, 4)))
 
     for factor, hidden in enumerate(asyncio.run(several()), start=1):
         assert_equal(hidden, hidden_here(context) * factor)
@@ -1451,11 +1451,11 @@ def scenario_the_class_of_a_model(context: Context) -> None:
     assert (key.__module__, key.__qualname__.split(".")[0]) == ("nnsight.modeling.vlm", VISION)
     vision = mine.to_model_key().replace("language.LanguageModel", f"vlm.{VISION}")
 
-    def look() -> None:
+    def send_as_vision() -> None:
         with mine.trace(PROMPT, backend=RemoteBackend(vision)):
             mine.transformer.h[0].output.save()
 
-    message = str(raised(look, ConnectionError))
+    message = str(raised(send_as_vision, ConnectionError))
     assert "made with nnsight's LanguageModel, not" in message, message
     assert f"not with 'nnsight.modeling.vlm.{VISION}'. Make" in message, message
     assert "With nnsight 0.8" in message, message

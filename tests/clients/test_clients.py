@@ -1,6 +1,6 @@
-"""Every scenario of every generation on a trusting server; those in the table on a sandboxed server.
+"""Every scenario of every generation on a trusting server; scenarios of the table on a sandboxed server.
 
-A scenario compares the result of a remote block with that of the same block in its own process, bit by bit.
+A scenario runs a block remotely and in its own process, and compares the results bit by bit.
 """
 
 from __future__ import annotations

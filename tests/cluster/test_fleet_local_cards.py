@@ -92,7 +92,7 @@ async def test_each_replica_of_small_model_takes_its_own_gpu(machine: Machine) -
         assert first == {0: whole}
         async with cards.chosen(CONFIG, RUNTIME) as second:
             assert second == {1: whole}
-    # The free memory is what the driver reports; nothing was loaded here.
+    # The driver reports the free memory; this test loads nothing.
     async with cards.chosen(CONFIG, RUNTIME) as third:
         assert third == {0: whole}
     await driver.close()

@@ -356,11 +356,13 @@ def test_leader_of_another_version_cannot_start_replica(monkeypatch: pytest.Monk
     monkeypatch.setenv("NDIF_OBJECT_STORE_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(logging.root, "level", logging.root.level)
 
-    async def said() -> MoveAnswer:
+    async def answer_of_start() -> MoveAnswer:
         actor = NodeActor(ORDER)
         await actor.follow(
             {"protocol": PROTOCOL + 1, "secrets": ["s"], "term": "t", "broker_password": None}
         )
         return await moved(actor.start())
 
-    assert "of another version than on the machine that leads" in asyncio.run(said()).error
+    assert (
+        "of another version than on the machine that leads" in asyncio.run(answer_of_start()).error
+    )

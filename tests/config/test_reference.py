@@ -19,7 +19,7 @@ from ndif.config.units import parse_gpus
 EXAMPLE = Path(__file__).parents[2] / ".env.example"
 
 
-def found(options: Settings) -> dict[str, variables.Variable]:
+def variables_by_name(options: Settings) -> dict[str, variables.Variable]:
     return {variable.name: variable for variable in variables.variables(options)}
 
 
@@ -59,7 +59,7 @@ def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_variable_has_description() -> None:
-    for variable in found(Settings()).values():
+    for variable in variables_by_name(Settings()).values():
         assert variable.meaning.endswith("."), variable.name
 
 
@@ -67,7 +67,7 @@ def test_variable_reports_source_of_value(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("NDIF_RUNNER_POOL", "7")
     monkeypatch.setenv("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "1.5")
     monkeypatch.delenv("NDIF_MAX_ATTEMPTS", raising=False)
-    values = found(Settings())
+    values = variables_by_name(Settings())
     assert (values["NDIF_RUNNER_POOL"].value, values["NDIF_RUNNER_POOL"].default) == (7, 2)
     assert values["NDIF_RUNNER_POOL"].source == "environment"
     assert values["COORDINATOR_PROCESSOR_REPLY_FREQ_S"].value == 1.5
@@ -103,7 +103,7 @@ def test_secrets_are_hidden_in_shown_and_saved_settings(monkeypatch: pytest.Monk
     monkeypatch.setenv(
         "NDIF_SCHEDULE", "https://calendar.org/ical/private-hunter2/basic.ics?t=hunter2"
     )
-    values = found(More())
+    values = variables_by_name(More())
     assert "hunter2" not in repr(values)
     assert values["NDIF_PASSWORD"].value == "(hidden)"
     assert values["NDIF_BROKER_URL"].value == "redis://(hidden)@broker:6379/0"
@@ -172,7 +172,13 @@ def test_unknown_variable_is_reported(name: str, says: str) -> None:
 
 
 def test_known_variables_are_not_reported() -> None:
-    names = [*found(Settings()), "NDIF_HOST", "NDIF_API_KEY", "ndif_sandbox", "_NDIF_COMPLETE"]
+    names = [
+        *variables_by_name(Settings()),
+        "NDIF_HOST",
+        "NDIF_API_KEY",
+        "ndif_sandbox",
+        "_NDIF_COMPLETE",
+    ]
     assert unread(dict.fromkeys(names, "1")) == []
 
 

@@ -32,7 +32,9 @@ def answer_of(kind: type[Operation | AccountOperation], plain: Any) -> Any:
     return from_plain(kind.answer, plain)
 
 
-def told(kind: type[Operation | AccountOperation], **fields: Any) -> list[tuple[str, str, str]]:
+def events_for(
+    kind: type[Operation | AccountOperation], **fields: Any
+) -> list[tuple[str, str, str]]:
     example = example_of(kind) if kind.model_fields else {}
     operation = parse_operation(kind, {**example, **fields})
     events = events_of(operation, answer_of(kind, example_of(kind.answer)), "token", 1.0)
@@ -43,7 +45,7 @@ def told(kind: type[Operation | AccountOperation], **fields: Any) -> list[tuple[
 @pytest.mark.parametrize("kind", [*OPERATIONS, *ACCOUNT_OPERATIONS], ids=lambda kind: kind.name)
 def test_only_changing_operations_emit_events(kind: type[Operation]) -> None:
     fields = {"dry_run": False} if kind.name == "gc" else {}
-    events = told(kind, **fields)
+    events = events_for(kind, **fields)
     assert bool(events) == (kind.name not in READ)
     for _, subject, text in events:
         assert subject
@@ -52,13 +54,13 @@ def test_only_changing_operations_emit_events(kind: type[Operation]) -> None:
 
 def test_dry_run_emits_no_event() -> None:
     (collect,) = (kind for kind in OPERATIONS if kind.name == "gc")
-    assert told(collect, dry_run=True) == []
+    assert events_for(collect, dry_run=True) == []
 
 
 def test_event_subject_is_model_name() -> None:
     named = {kind.name: kind for kind in OPERATIONS}
     for name in ("deploy", "evict", "scale", "restart"):
-        assert told(named[name])[0][1] == "openai-community/gpt2"
+        assert events_for(named[name])[0][1] == "openai-community/gpt2"
 
 
 def test_event_text_of_failed_operation_reports_failure() -> None:

@@ -1,8 +1,8 @@
 """The Dockerfile's steps in a scratch root, and the image that they make: read-only, no root, filtered.
 
-No engine runs where tests do. Each RUN runs in a root of its own with the machine's Python and /usr;
-packages of Debian are looked up and not installed. What `uv` would install is there already, linked from
-this environment, so that it only checks versions, and builds and installs ndif.
+Machines of tests have no engine. Each RUN runs in a separate root with the machine's Python and /usr.
+Debian packages are looked up, but not installed. The requirements are linked from this environment, so that
+`uv` only checks their versions, and builds and installs ndif.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Build:
 
 
 def link_environment(target: Path, *extras: str) -> None:
-    """Give a new environment what it is about to install, from this one."""
+    """Link the requirements of a new environment from this one."""
     tops: set[str] = set()
     for name in required(*extras) - {DISTRIBUTION}:
         with contextlib.suppress(metadata.PackageNotFoundError):  # for another Python
@@ -238,7 +238,7 @@ class Running:
         assert self.process.stdout is not None
         self.output.extend(line.rstrip() for line in self.process.stdout)
 
-    def said(self) -> str:
+    def log(self) -> str:
         return "\n".join(self.output)
 
     @property
@@ -272,13 +272,13 @@ def running(
     running = Running(image, tmp_path_factory.mktemp("container"), tiny_gpt2)
 
     def is_healthy() -> bool:
-        assert running.process.poll() is None, running.said()
+        assert running.process.poll() is None, running.log()
         if not children(running.process.pid):
             return False
         return running.execute(*image.health, "--ready").returncode == 0
 
     try:
-        until(is_healthy, running.said)
+        until(is_healthy, running.log)
         yield running
     finally:
         if running.process.poll() is None:
@@ -344,8 +344,8 @@ def test_container_stops_gracefully(running: Running, image: Image) -> None:
     """The last test of this container."""
     assert running.execute(*image.health).returncode == 0
     os.kill(running.first, signal.SIGTERM)
-    assert running.process.wait(60) == 0, running.said()
-    assert "Stopped." in running.said()
+    assert running.process.wait(60) == 0, running.log()
+    assert "Stopped." in running.log()
 
 
 def test_image_contains_no_secret_and_no_source(image: Image) -> None:

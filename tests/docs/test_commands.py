@@ -33,7 +33,7 @@ VARIABLES = (
 )
 
 
-def found(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]]:
+def find_command(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]]:
     """Return the command that words name, and the words after its name."""
     command: click.Command = cli
     context = click.Context(cli, info_name="ndif")
@@ -49,7 +49,7 @@ def found(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]
 def problem(words: Sequence[str]) -> str | None:
     """Return click's error for a command line; None if it is valid."""
     try:
-        command, context, rest = found(words)
+        command, context, rest = find_command(words)
         if isinstance(command, click.Group):
             is_help = rest and set(rest) <= {"--help", "-h"}
             return None if is_help else f"{context.info_name} needs a command"
@@ -94,7 +94,7 @@ def problems_in_sentences(document: Path) -> Iterator[str]:
         assert name is not None
         for words in alternatives(name[0].split(" ")):
             try:
-                command, context, _ = found(words)
+                command, context, _ = find_command(words)
             except click.UsageError as error:
                 yield f"{place}: {error.format_message()}"
                 continue

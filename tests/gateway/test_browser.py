@@ -119,11 +119,11 @@ def notebook() -> Iterator[Notebook]:
     async def page(_: Request) -> Response:
         return HTMLResponse(PAGE)
 
-    async def found(http: Request) -> Response:
+    async def receive_results(http: Request) -> Response:
         site.found.put(json.loads(await http.body()))
         return Response()
 
-    routes = [Route("/", page), Route("/found", found, methods=["POST"])]
+    routes = [Route("/", page), Route("/found", receive_results, methods=["POST"])]
     with serving(Starlette(routes=routes)) as site.url:
         yield site
 

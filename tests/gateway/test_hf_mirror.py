@@ -72,7 +72,7 @@ class Served:
     def api(self) -> HfApi:
         return HfApi(endpoint=self.endpoint, token=False)
 
-    def given(self) -> set[str]:
+    def fetched_names(self) -> set[str]:
         """The files whose bytes were sent."""
         return {
             path.split("/resolve/")[1].split("/", 1)[1]
@@ -376,7 +376,7 @@ def test_snapshot_keeps_its_commit(whole: Served, gpt2: Path, tmp_path: Path) ->
         for name in ("model.safetensors", "vocab.json", "config.json"):
             with contextlib.suppress(EntryNotFoundError):
                 hf_hub_download(TINY, name, endpoint=served.endpoint, cache_dir=tmp_path)
-        assert served.given() == {"tokenizer.json"}
+        assert served.fetched_names() == {"tokenizer.json"}
     cache = snapshot.parent.parent
     assert (cache / "refs" / "main").read_text() == snapshot.name
     assert not (cache / ".no_exist").exists()
@@ -464,7 +464,7 @@ print(json.dumps({{
 """
     with hub_of(MirroredModel(TINY, gpt2, None, "text-generation")) as served:
         output = json.loads(run_client(script, served, tmp_path).splitlines()[-1])
-        assert {"config.json", "tokenizer.json"} <= served.given() <= SHARED
+        assert {"config.json", "tokenizer.json"} <= served.fetched_names() <= SHARED
     assert output["key"].startswith("nnsight.modeling.transformers.TransformersModel:")
     assert json.loads(output["key"].split(":", 1)[1])["repo_id"] == TINY
     assert len(output["tokens"]) > 0
@@ -494,7 +494,7 @@ print(AutoConfig.from_pretrained({TINY!r}, trust_remote_code=True).width)
     home.mkdir()
     with hub_of(MirroredModel(TINY, folder, None, None)) as served:
         assert run_client(script, served, home).split() == ["17"]
-        assert served.given() == {"config.json", "configuration_own.py", "defaults.py"}
+        assert served.fetched_names() == {"config.json", "configuration_own.py", "defaults.py"}
 
 
 @pytest.mark.process
@@ -512,4 +512,4 @@ for name, folder in ({TINY!r}, {str(gpt2)!r}), ("test-org/llama", {str(llama)!r}
     assert torch.equal(logits(name), logits(folder)), name
 """
     run_client(script, whole, tmp_path)
-    assert "model.safetensors" in whole.given()
+    assert "model.safetensors" in whole.fetched_names()

@@ -496,11 +496,11 @@ def probe(
     *,
     tensors: int,
     numbers: int,
-    seen: Callable[[Report], None],
+    on_attempt: Callable[[Report], None],
 ) -> Report:
-    """Make every attempt with and without events in the handles; call `seen` with the report after each."""
+    """Make every attempt with and without events in the handles; call `on_attempt` after each."""
     report = Report(facts())
-    seen(report)
+    on_attempt(report)
     for events in (False, True):
         kind = "with events" if events else "without events"
         try:
@@ -509,11 +509,11 @@ def probe(
                 report.facts[f"CUDA start of an owner, {kind}"] = f"{owned.start_s:.2f} s"
                 for attempt in attempts:
                     report.rows[f"{attempt.name}, {kind}"] = attempt_in_fork(attempt, driver, owned)
-                    seen(report)
+                    on_attempt(report)
                 # The server's handles have no events.
                 if not events:
                     report.rows[RUNNER] = runner_in_fork(driver, owned)
-                    seen(report)
+                    on_attempt(report)
         except RuntimeError as error:
             report.rows[f"an owner, {kind}"] = str(error)
     return report
@@ -556,13 +556,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="pretend-") as folder:
             driver = Pretend(Path(folder))
             try:
-                report = probe(driver, attempts, **size, seen=write)
+                report = probe(driver, attempts, **size, on_attempt=write)
             finally:
                 driver.clean()
     elif absent := absence():
         report = Report(facts(), absent=absent)
     else:
-        report = probe(Cuda(), attempts, **size, seen=write)
+        report = probe(Cuda(), attempts, **size, on_attempt=write)
         report.facts["cards"] = cards()
     write(report)
     table = Table(title="What CUDA needs of the confinement")

@@ -358,7 +358,7 @@ async def test_one_fork_server_per_runtime_and_trust(runtime: Runtime) -> None:
             servers.prepare(runtime, untrusted=False)
         trusted = [await a_child(servers, runtime) for _ in range(2)]
         assert len({parent(child.process.pid) for child in trusted}) == 1
-        # Without its own fork server, untrusted code does not use that of trusted code.
+        # Without its own fork server, untrusted code does not use the fork server of trusted code.
         other = await a_child(servers, runtime, untrusted=True)
         assert parent(other.process.pid) == os.getpid()
         assert other.process.pid not in children(parent(trusted[0].process.pid))

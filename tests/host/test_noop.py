@@ -88,9 +88,9 @@ def test_noop_compressed_result_equals_plain_result() -> None:
 async def test_noop_replicas_run_concurrently(tmp_path: Path) -> None:
     runtime = noop_runtime(tmp_path)
 
-    async def one() -> None:
+    async def run_one() -> None:
         async with serve(tmp_path, runtime) as served:
             for _ in range(10):
                 await answered(served, trusted=True)
 
-    await asyncio.gather(*(one() for _ in range(5)))
+    await asyncio.gather(*(run_one() for _ in range(5)))

@@ -478,7 +478,7 @@ class Lives:
                 self._has_ended,
                 lambda: f"these have no end: {self._stuck}, these are held: {self._held()}",
             )
-            await self.settle(10)  # for what comes after an end
+            await self.settle(10)  # for updates after an end
             assert all([await client.has_end() for client in self.clients])
         finally:
             await self._close()
@@ -736,7 +736,7 @@ def play(machine: type[LivesMachine], share: float, steps: int) -> None:
         settings=settings(
             max_examples=examples(share),
             stateful_step_count=steps,
-            phases=[Phase.generate],  # what depends on time cannot be made smaller
+            phases=[Phase.generate],  # Hypothesis cannot shrink an example that depends on time
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -204,12 +204,12 @@ async def test_killed_process_loses_replica_for_shared_passes(
 def test_shared_pass_size_depends_on_generation(
     tiny_gpt2: Path, generation: str, most: int
 ) -> None:
-    async def made() -> int:
+    async def largest_pass() -> int:
         runtime = Runtime(generation, generation, HERE.interpreter, ())
         passes = a_replica(tiny_gpt2, runtime, trusting=Settings(co_batch=6)).actor.shared_passes
         return 1 if passes is None else passes.most
 
-    assert asyncio.run(made()) == most
+    assert asyncio.run(largest_pass()) == most
 
 
 def test_shared_passes_are_off_by_default() -> None:

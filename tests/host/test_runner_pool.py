@@ -613,7 +613,7 @@ async def test_idle_runners_of_other_keys_end_if_memory_is_short() -> None:
         ada, bob = [await taken_and_reset(zygote, pool, key) for key in ("ada", "bob")]
         assert (ada.alive, bob.alive) == (True, True)
         short = True
-        assert await taken_and_reset(zygote, pool, "ada") is ada  # who has one keeps it
+        assert await taken_and_reset(zygote, pool, "ada") is ada  # a user with a runner keeps it
         eve = await taken_and_reset(zygote, pool, "eve")
         assert (ada.alive, bob.alive, eve.alive) == (False, False, True)
         await pool.clear()

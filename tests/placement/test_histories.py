@@ -126,7 +126,7 @@ class History:
         keys = [replica.key for replica in self.cluster.replicas()]
         return self.rng.sample(keys, min(len(keys), self.rng.randint(0, 2)))
 
-    # What happens
+    # Events
 
     def deploy(self) -> None:
         demand = wishes(self.rng)

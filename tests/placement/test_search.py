@@ -35,7 +35,7 @@ Place = tuple[bool, int]
 
 
 def gpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
-    """Return True if a model fits on GPUs of a node beside those that stay."""
+    """Return True if a model fits on GPUs of a node beside the `staying` replicas."""
     total = node.resources.gpu_bytes
     tenants: list[list[int]] = [[] for _ in total]
     for replica in staying:
@@ -62,7 +62,7 @@ def gpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
 
 
 def cpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
-    """Return True if a model fits in the CPU memory of a node beside those that stay."""
+    """Return True if a model fits in the CPU memory of a node beside the `staying` replicas."""
     used = sum(d.size_bytes for d in staying if d.on_cpu or d.level is DeploymentLevel.WARM)
     return size <= node.resources.cpu_bytes - used
 
@@ -196,7 +196,7 @@ def a_wish(rng: random.Random) -> Demand:
 
 
 chances = st.integers(0, 2**64).map(random.Random)
-"""Clusters come from chance alone: what Hypothesis would choose itself is mostly empty."""
+"""Clusters are drawn at random: clusters that Hypothesis chooses are mostly empty."""
 
 
 def one_more_of(cluster: Cluster, demand: Demand) -> Demand:

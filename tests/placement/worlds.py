@@ -102,7 +102,7 @@ def deploy(
     return cluster.deploy(demand, now, random.Random(seed), DEFAULT_RULES)
 
 
-def gone(decision: Decision) -> list[str]:
+def evicted_models(decision: Decision) -> list[str]:
     """Return the models of the evicted replicas."""
     return [model_key for model_key, _ in decision.evictions]
 

@@ -285,7 +285,7 @@ class History:
     overtaken: Counter[str] = field(default_factory=Counter)
     taken: list[Waiting] = field(default_factory=list)
     """Requests that were taken and not given back."""
-    seen: set[str] = field(default_factory=set)
+    taken_once: set[str] = field(default_factory=set)
     """Requests that were taken at least once."""
 
     def run(self, steps: list[Step]) -> None:
@@ -318,11 +318,11 @@ class History:
             self.line.reset()
             return
         self.taken.append(waiting)
-        if waiting.id in self.seen:
+        if waiting.id in self.taken_once:
             return
-        self.seen.add(waiting.id)
+        self.taken_once.add(waiting.id)
         for waits in self.line:
-            if self.came[waits.id] < self.came[waiting.id] and waits.id not in self.seen:
+            if self.came[waits.id] < self.came[waiting.id] and waits.id not in self.taken_once:
                 self.overtaken[waits.id] += 1
 
 
@@ -367,8 +367,8 @@ def test_no_request_is_lost_or_duplicated(line: FairQueue[Waiting], steps: list[
             first = [
                 request for request in left if (request.user, request.priority) == (user, priority)
             ]
-            again = [request for request in first if request.id in history.seen]
-            never = [request for request in first if request.id not in history.seen]
+            again = [request for request in first if request.id in history.taken_once]
+            never = [request for request in first if request.id not in history.taken_once]
             assert first == again + never
             assert never == sorted(never, key=lambda request: history.came[request.id])
 

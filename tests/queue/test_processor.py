@@ -513,7 +513,7 @@ async def test_wait_is_estimated_once_run_times_are_known(tmp_path: Path) -> Non
         description = (await last.hears(Status.QUEUED)).description
         match = re.search(r"Estimated start: in about (\d+) seconds\.", description)
         assert match, description
-        # Six are ahead at a second and a half, one of which has begun.
+        # Six jobs of a second and a half are ahead; one of them has begun.
         assert 5 <= int(match[1]) <= 12
         gate.let_end(8)
         await last.hears(Status.COMPLETED)

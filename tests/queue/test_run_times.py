@@ -237,7 +237,7 @@ def test_wait_is_described_in_words(seconds: float, words: str) -> None:
 UNITS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
-def seconds_said(words: str) -> float:
+def seconds_in(words: str) -> float:
     number, unit = re.fullmatch(r"(?:about|more than) (\d+|an?) (\w+?)s?", words).groups()  # type: ignore[union-attr]
     return (int(number) if number.isdigit() else 1) * UNITS_S[unit]
 
@@ -245,7 +245,7 @@ def seconds_said(words: str) -> float:
 @given(st.floats(3, 1e6))
 def test_description_of_wait_is_accurate(seconds: float) -> None:
     words = describe_wait(seconds)
-    estimated_s = seconds_said(words)
+    estimated_s = seconds_in(words)
     if words.startswith("about"):
         assert seconds == pytest.approx(estimated_s, rel=0.35)
     else:

@@ -958,17 +958,17 @@ def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) 
             broken=frozenset(["a/broken"]),
         ) as world:
 
-            def told() -> dict[str, dict[str, Any]]:
+            def status_by_name() -> dict[str, dict[str, Any]]:
                 documents = listed(world)
                 assert json.loads(json.dumps(documents)) == documents
                 for entry in documents.values():
-                    # What 0.6 and 0.7 read without a default.
+                    # 0.6 and 0.7 read these fields without a default.
                     assert {"deployment_level", "model_key", "repo_id", "revision"} <= entry.keys()
                     assert "dedicated" in entry or "schedule" in entry
                 return {entry["repo_id"]: entry for entry in documents.values()}
 
             def words(name: str) -> tuple[str, str, str]:
-                entry = told()[name]
+                entry = status_by_name()[name]
                 return entry["deployment_level"], entry["application_state"], entry["state"]
 
             world.keep_up()
@@ -976,7 +976,7 @@ def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) 
             assert words("a/running") == ("HOT", "DEPLOYING", "DEPLOYING")
             await elapse(5)  # they load
             assert words("a/running") == ("HOT", "DEPLOYING", "DEPLOYING")
-            assert told()["a/running"]["replicas"] == {"0.8": 0}
+            assert status_by_name()["a/running"]["replicas"] == {"0.8": 0}
             for config in evicted:
                 await world.operations.deploy([config], None, wait=True, sync=False)
             await world.operations.evict("a/warm", None, cold=False)
@@ -991,7 +991,7 @@ def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) 
             assert words("a/evicted") == ("COLD", "NOT DEPLOYED", "NOT DEPLOYED")
             assert words("a/scheduled") == ("COLD", "NOT DEPLOYED", "NOT DEPLOYED")
             assert words("a/broken") == ("HOT", "DOWN", "UNHEALTHY")
-            documents = told()
+            documents = status_by_name()
             # A request for an unknown model does not add it to the status.
             assert documents.keys() == {*names, "a/scheduled"}
             assert documents["a/running"]["dedicated"] is True
@@ -1015,8 +1015,8 @@ def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) 
             now = datetime(2026, 3, 3, 9, 30, tzinfo=timezone.utc)
             await elapse((now - world.now()).total_seconds())
             assert words("a/scheduled") == ("HOT", "RUNNING", "RUNNING")
-            assert "schedule" in told()["a/scheduled"]
-            assert "dedicated" not in told()["a/scheduled"]
+            assert "schedule" in status_by_name()["a/scheduled"]
+            assert "dedicated" not in status_by_name()["a/scheduled"]
 
     run(main())
 
@@ -1114,7 +1114,7 @@ def test_request_of_another_generation_does_not_dedicate_replica(tmp_path: Path)
             await world.operations.evict("a/a", older.replica_id, cold=True)
             await elapse(1000)
             assert [h.placed.dedicated for h in world.of("a/a")] == [True, True]
-            assert len(world.dispatcher.processors) == 2  # that of a/b is one
+            assert len(world.dispatcher.processors) == 2  # a/b has one, too
             configs = from_value(await world.operations.export(), "it")
             assert [(config.repo_id, config.replicas) for config in configs] == [
                 ("a/a", 2),
@@ -1569,7 +1569,7 @@ def test_gated_model_requires_gated_right_unless_deployed(tmp_path: Path) -> Non
                 assert "'a/a' is gated or private on the hub" in refused.description
                 assert "right `gated`" in refused.description
             assert not world.actors
-            # In one queue with a user who has the right.
+            # In one queue with a user with the right.
             mixed = await world.send("a/a"), await world.send("a/a", gated=True)
             refused, served = await world.until_ended(*mixed)
             assert (refused.status, served.status) == (Status.ERROR, Status.COMPLETED)

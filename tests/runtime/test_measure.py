@@ -142,7 +142,7 @@ def test_measured_size_equals_loaded_model(name: str, tmp_path: Path) -> None:
 
 
 def test_packed_weights_are_measured_unpacked(tmp_path: Path) -> None:
-    """No quantizer runs here: the size is that of the unquantized model, which is never too small."""
+    """The measurement runs no quantizer: it returns the unquantized size, which is never too small."""
     folder = make_gpt2(tmp_path / "model")
     whole = measured(folder, TEXT)
     packed = {}

@@ -56,7 +56,7 @@ class Lab:
 class Attack:
     """One repository: how it is made, and the layers that stop it."""
 
-    what: str
+    aim: str
     make: Callable[[Lab], Path]
     gains: Callable[[Lab, Any], bool]
     """Returns True if the attack reached its aim; takes the loaded model, if there is one."""

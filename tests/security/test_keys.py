@@ -147,7 +147,7 @@ def test_keyless_requests_do_not_count_as_guesses(keyed: Gateway) -> None:
 def test_guesses_are_limited_to_one_per_ten_seconds_after_burst() -> None:
     guesses, digests = Guesses(), map(str, itertools.count())
 
-    def looked_at(now: float) -> bool:
+    def is_admitted(now: float) -> bool:
         digest = next(digests)
         with contextlib.suppress(TooManyGuessesError):
             guesses.check("host 10.0.0.1", digest, now)
@@ -155,10 +155,10 @@ def test_guesses_are_limited_to_one_per_ten_seconds_after_burst() -> None:
             return True
         return False
 
-    assert [looked_at(1000.0) for _ in range(12)] == [True] * 10 + [False] * 2
+    assert [is_admitted(1000.0) for _ in range(12)] == [True] * 10 + [False] * 2
     # An hour of guessing twenty times a second.
-    assert sum(looked_at(1000.0 + step / 20) for step in range(72_000)) == 359
-    assert all(looked_at(10_000.0) for _ in range(10))
+    assert sum(is_admitted(1000.0 + step / 20) for step in range(72_000)) == 359
+    assert all(is_admitted(10_000.0) for _ in range(10))
 
 
 def test_repeated_wrong_key_does_not_block_other_keys_of_address() -> None:

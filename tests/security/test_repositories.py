@@ -52,7 +52,7 @@ def test_each_layer_alone_stops_hostile_repository(
     outcomes: dict[str, dict[str, Any]], name: str, cell: str
 ) -> None:
     outcome = outcomes[name][cell]
-    assert outcome.get("gained") is (cell == "none"), (ATTACKS[name].what, outcome)
+    assert outcome.get("gained") is (cell == "none"), (ATTACKS[name].aim, outcome)
 
 
 def test_trusted_repository_code_still_runs(outcomes: dict[str, dict[str, Any]]) -> None:

@@ -99,7 +99,7 @@ def half(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def says(server: LocalServer, text: str) -> bool:
+def has_printed(server: LocalServer, text: str) -> bool:
     return any(text in line for line in [*server.output])
 
 
@@ -365,8 +365,8 @@ def test_server_ends_on_signal_while_it_loads(place: Place, number: signal.Signa
     place.until_gone()
     assert place.temporary() == []
     assert not server.url
-    assert says(server, "Stopped.")
-    assert not says(server, "Traceback")
+    assert has_printed(server, "Stopped.")
+    assert not has_printed(server, "Traceback")
 
 
 @pytest.fixture(scope="module")
@@ -448,7 +448,7 @@ def test_server_ends_while_job_runs_and_keeps_results(
     assert code == 0
     assert took < ENDS_WITHIN_S
     assert place.processes() == []
-    assert not says(server, "Traceback")
+    assert not has_printed(server, "Traceback")
     assert place.temporary() == []
     (kept,) = results.glob("results/*.pt")
     content = zstandard.ZstdDecompressor().decompress(kept.read_bytes())
@@ -483,7 +483,7 @@ def test_killed_server_leaves_no_process_behind(
         place.until_gone()
     if moment == "idle":
         # Without a requested dtype, the checkpoint's dtype is used.
-        assert says(server, "bfloat16 on cpu")
+        assert has_printed(server, "bfloat16 on cpu")
     if moment == "running":
         # A polling client finds both jobs again, and both end.
         server = LocalServer(*again, environment={**place.anew, "NDIF_MAX_ATTEMPTS": "1"})
@@ -497,7 +497,7 @@ def test_killed_server_leaves_no_process_behind(
             until(lambda: polled(server, left)["status"] == "RUNNING")
         finally:
             server.stop()
-        assert says(server, "1 polled job waits, to run once port"), [*server.output][-8:]
+        assert has_printed(server, "1 polled job waits, to run once port"), [*server.output][-8:]
         # An orderly shutdown does not count as an attempt of the running job.
         (spool,) = Path(place.environment["NDIF_SESSION_ROOT"]).glob(
             f"local/{again[-1]}/spool/*.sqlite"
@@ -521,9 +521,9 @@ def test_listening_on_all_addresses_causes_warning(place: Place) -> None:
         warning = (
             "Warning: 0.0.0.0 is reachable from other machines. Whoever has the token runs code"
         )
-        until(lambda: says(server, warning))
+        until(lambda: has_printed(server, warning))
     finally:
         server.stop()
     place.until_gone()
     assert place.temporary() == []
-    assert not says(server, "Traceback")
+    assert not has_printed(server, "Traceback")

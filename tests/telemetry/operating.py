@@ -50,7 +50,7 @@ def source_of(dashboard: dict[str, Any]) -> str:
     return source
 
 
-def asked(target: dict[str, Any]) -> str:
+def query_text(target: dict[str, Any]) -> str:
     """Return the text of a panel's query."""
     text: str = target["expr"] if "expr" in target else target["query"]
     return text
@@ -94,7 +94,7 @@ def influxdb_queries(since_ms: int, until_ms: int, model: str = ".*") -> list[Qu
     for name, dashboard in of_source("influxdb").items():
         for panel in panels(dashboard):
             for target in panel["targets"]:
-                text = asked(target)
+                text = query_text(target)
                 for macro, value in macros.items():
                     text = text.replace(macro, value)
                 queries.append(Query(f"{name}: {panel['title']}", text, target["alias"]))

@@ -15,10 +15,10 @@ from tests.telemetry.operating import (
     GRAFANA,
     PROMETHEUS,
     alert_queries,
-    asked,
     dashboard_queries,
     of_source,
     panels,
+    query_text,
     source_of,
 )
 
@@ -67,7 +67,7 @@ def test_panels_have_titles_descriptions_and_queries(subtests: pytest.Subtests) 
                 targets = panel["targets"]
                 assert len({target["refId"] for target in targets}) == len(targets) > 0
                 for target in targets:
-                    assert asked(target).strip()
+                    assert query_text(target).strip()
                     assert target["datasource"] == source
 
 
@@ -76,7 +76,9 @@ def test_dashboard_variables_are_defined_and_used(subtests: pytest.Subtests) -> 
         with subtests.test(name):
             variables = [variable["name"] for variable in dashboard["templating"]["list"]]
             texts = [
-                asked(target) for panel in panels(dashboard) for target in panel.get("targets", ())
+                query_text(target)
+                for panel in panels(dashboard)
+                for target in panel.get("targets", ())
             ]
             used = set(re.findall(r"\$\{?(\w+)", " ".join(texts)))
             if source_of(dashboard) == "prometheus":

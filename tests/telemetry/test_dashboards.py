@@ -289,7 +289,7 @@ def influxdb_answers(influx: InfluxServer, query: Query) -> list[Answer]:
 
 @pytest.fixture(scope="module")
 def written(site: Site) -> tuple[int, int]:
-    """The time range of a server's measurements, all of which are written, in Unix milliseconds."""
+    """The time range of a server's measurements in Unix milliseconds; all of them are already written."""
     until(lambda: len(site.influx.rows(DATABASE, "GPUMemMetric")) > 50)
     now_ms = int(time.time() * 1000)  # excludes later probes and the next job
     job = site.garbage().json()["id"]

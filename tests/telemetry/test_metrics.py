@@ -268,7 +268,7 @@ def test_each_process_exposes_metrics_of_all_processes_in_folder(tmp_path: Path)
                 assert process.stdout is not None
                 assert process.stdout.readline() == b"counted\n"
 
-            def told() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+            def metric_values() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
                 process = subprocess.run(
                     [sys.executable, "-c", TELLING], env=environment, capture_output=True
                 )
@@ -277,12 +277,12 @@ def test_each_process_exposes_metrics_of_all_processes_in_folder(tmp_path: Path)
 
             jobs = "ndif_jobs_total", frozenset({("model", "org/shared"), ("status", "COMPLETED")})
             sockets = "ndif_websockets", frozenset({("route", "/ws")})
-            metrics_now = told()
+            metrics_now = metric_values()
             assert (metrics_now[jobs], metrics_now[sockets]) == (2, 2)
             # Counts of an ended process stay; its open connections do not.
             first.send_signal(signal.SIGKILL)
             first.wait()
-            metrics_now = told()
+            metrics_now = metric_values()
             assert (metrics_now[jobs], metrics_now[sockets]) == (2, 1)
         finally:
             for process in (first, second):

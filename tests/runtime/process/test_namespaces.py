@@ -109,12 +109,12 @@ def test_every_function_with_replaced_parts_is_found(steps: list[tuple[int, str]
     def other(_: int = 2, *, __: int = 3) -> int:
         return 1
 
-    def made() -> types.FunctionType:
+    def make_function() -> types.FunctionType:
         def one(_: int = 1, *, __: int = 2) -> None: ...
 
         return one  # type: ignore[return-value] # a function is one
 
-    functions = [made() for _ in range(10)]
+    functions = [make_function() for _ in range(10)]
     words = _Words(functions, _function_offsets())
     assert words.changed() == []
     for number, part in steps:

@@ -301,11 +301,11 @@ async def test_weights_are_verified_only_after_the_runner_ended(
         lingers, alive_then = killed[-1], []
         verify = served.actor.process.verify
 
-        async def seen() -> int:
+        async def count_check() -> int:
             alive_then.append(lingers.alive)
             return await verify()
 
-        monkeypatch.setattr(served.actor.process, "verify", seen)
+        monkeypatch.setattr(served.actor.process, "verify", count_check)
         running = asyncio.create_task(served.run(reading(client), trusted=False))
         await time_passes_async(0.3)
         assert lingers.alive

@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_url: str) -> Path:
     return tmp_path / "home"
 
 
-def here(home: Path) -> set[str]:
+def files_in_cache(home: Path) -> set[str]:
     """Return the names of the downloaded files."""
     return {path.name for path in home.glob("hub/models--*/snapshots/*/*")}
 
@@ -74,7 +74,7 @@ async def test_download_fetches_all_files_that_loading_needs(home: Path, tiny_gp
     assert (facts.repo_id, task_to_load(spec, facts)) == (NAME, "text-generation")
     # Progress is in bytes and ends with the total.
     assert reports[-1][0] == reports[-1][1] > (tiny_gpt2 / "model.safetensors").stat().st_size
-    assert {"config.json", "tokenizer.json", "model.safetensors"} <= here(home)
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= files_in_cache(home)
     # Before 0.8 there were no tasks.
     assert task_to_load(ModelSpec(NAME, "0.7"), facts) is None
 
@@ -157,7 +157,7 @@ async def test_model_larger_than_disk_is_refused(
     needs = r"^'test-org/large' needs 8TiB, and .* are free on this machine's disk .* set HF_HOME"
     with pytest.raises(DownloadError, match=needs):
         await download(ModelSpec(LARGE, "0.8"), HERE, print)
-    assert here(home) == set()
+    assert files_in_cache(home) == set()
 
 
 @on_loop
@@ -219,10 +219,10 @@ async def test_remote_code_of_other_repository_is_fetched_only_if_trusted(
     with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
         monkeypatch.setenv("HF_ENDPOINT", f"{url}/hub")
         await download(ModelSpec("test-org/model", "0.8"), HERE, print)
-        assert "own.py" not in here(home)
+        assert "own.py" not in files_in_cache(home)
         spec = ModelSpec("test-org/model", "0.8", trust_remote_code=True)
         await download(spec, HERE, print)
-    assert "own.py" in here(home)
+    assert "own.py" in files_in_cache(home)
 
 
 class Dripping:
@@ -265,15 +265,17 @@ async def test_a_download_ends_when_it_is_cancelled(
     dripping: Dripping, home: Path, monkeypatch: pytest.MonkeyPatch, hub_url: str
 ) -> None:
     fetching = asyncio.create_task(download(ModelSpec(NAME, "0.8"), HERE, lambda *_: None))
-    await eventually(lambda: dripping.sending and "tokenizer.json" in here(home) and partial(home))
+    await eventually(
+        lambda: dripping.sending and "tokenizer.json" in files_in_cache(home) and partial(home)
+    )
     await end([fetching])
     assert partial(home) == []
     await eventually(lambda: not dripping.sending)
     # The next download reuses completed files.
-    assert "tokenizer.json" in here(home)
+    assert "tokenizer.json" in files_in_cache(home)
     monkeypatch.setenv("HF_ENDPOINT", hub_url)
     await download(ModelSpec(NAME, "0.8"), HERE, lambda *_: None)
-    assert "model.safetensors" in here(home)
+    assert "model.safetensors" in files_in_cache(home)
 
 
 @on_loop

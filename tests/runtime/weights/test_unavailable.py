@@ -20,7 +20,7 @@ from tests.serving import serving
 ASKED: list[str] = []
 
 
-async def known(request: Request) -> JSONResponse:
+async def describe_repository(request: Request) -> JSONResponse:
     """Answer as the Hugging Face Hub does, for four repositories."""
     name, revision = request.path_params["name"], request.path_params.get("revision")
     ASKED.append(name)
@@ -39,8 +39,8 @@ async def known(request: Request) -> JSONResponse:
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
     routes = [
-        Route("/api/models/a/{name}", known),
-        Route("/api/models/a/{name}/revision/{revision}", known),
+        Route("/api/models/a/{name}", describe_repository),
+        Route("/api/models/a/{name}/revision/{revision}", describe_repository),
     ]
     with serving(Starlette(routes=routes)) as url:
         yield url

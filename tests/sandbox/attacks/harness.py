@@ -639,7 +639,7 @@ def run(attacks: Iterable[Attack], configurations: Iterable[Configuration]) -> R
 
     clients = Clients(folder)
 
-    def one_site(configuration: Configuration) -> None:
+    def run_site(configuration: Configuration) -> None:
         (folder / configuration.name).mkdir()
         site = Site(configuration, folder / configuration.name, clients)
         try:
@@ -658,7 +658,7 @@ def run(attacks: Iterable[Attack], configurations: Iterable[Configuration]) -> R
             site.close()
 
     threads = [
-        threading.Thread(target=one_site, args=(configuration,)) for configuration in configurations
+        threading.Thread(target=run_site, args=(configuration,)) for configuration in configurations
     ]
     for thread in threads:
         thread.start()

@@ -119,7 +119,7 @@ def write_module(family: ModuleType, folder: Path) -> str:
     return name
 
 
-def seen(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return a result as text in which a secret can be found."""
     import torch
 
@@ -182,7 +182,7 @@ def main() -> None:
             wanted = [*inspect.signature(function).parameters]
             given = {name: order["targets"][name] for name in wanted if name not in _OWN_PARAMETERS}
             try:
-                answer["result"] = seen(function(model, backend, **given))
+                answer["result"] = as_text(function(model, backend, **given))
             except Exception as error:
                 # Either the server's error, or a client error caused by malformed data of its own runner.
                 is_remote = isinstance(error, RemoteError)

@@ -950,7 +950,7 @@ STACK = (0, 0)
 
 
 class Launcher:
-    """The process whose forks are confined, like those of a zygote."""
+    """The process whose forks are confined, like a zygote's forks."""
 
     def __init__(self) -> None:
         global STACK
@@ -1012,7 +1012,7 @@ class Launcher:
             try:
                 answer["said"] = ours.recv(1 << 16).decode()
                 if answer["said"] == CONFINED:
-                    answer["seen"] = _seen(pid)
+                    answer["seen"] = _observe(pid)
                     socket.send_fds(ours, [b"go"], [file.fileno()])
                     answer["outcomes"] = dict(map(json.loads, _all_of(ours).splitlines()))
             except TimeoutError:
@@ -1035,7 +1035,7 @@ def _all_of(connection: socket.socket) -> bytes:
     return text
 
 
-def _seen(pid: int) -> dict[str, Any]:
+def _observe(pid: int) -> dict[str, Any]:
     folder = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     return {

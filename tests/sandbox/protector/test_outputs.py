@@ -77,7 +77,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 """Architectures with special cache classes, and their configurations."""
 
 
-def made(name: str, folder: Path) -> Any:
+def make_model(name: str, folder: Path) -> Any:
     """Return a tiny model that can return its attention weights."""
     make: Callable[[Path], Path] = getattr(tiny_models, f"make_{name}")
     kinds: dict[str, Any] = {
@@ -166,7 +166,7 @@ def assert_same(left: Any, other: Any) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
 def test_every_output_object_of_model_can_be_sent(name: str, tmp_path: Path) -> None:
-    objects = of_each_class(runs(made(name, tmp_path)))
+    objects = of_each_class(runs(make_model(name, tmp_path)))
     assert any(issubclass(cls, ModelOutput) for cls in objects)
     for value in objects.values():
         assert_same(sent(value), value)
@@ -182,7 +182,7 @@ def test_every_output_object_of_architecture_can_be_sent(kind: str) -> None:
 
 
 def test_sent_cache_continues_where_it_was(tmp_path: Path) -> None:
-    model = made("llama", tmp_path)
+    model = make_model("llama", tmp_path)
     with torch.no_grad():
         whole = model(IDS).logits[:, -1]
         for cache in (None, transformers.StaticCache(config=model.config, max_cache_len=8)):
@@ -196,7 +196,7 @@ def test_sent_cache_continues_where_it_was(tmp_path: Path) -> None:
 
 
 def test_sent_model_output_is_usable_in_block(tmp_path: Path) -> None:
-    model = made("gpt2", tmp_path)
+    model = make_model("gpt2", tmp_path)
     with torch.no_grad():
         output = model.generate(IDS, **GENERATE)
     uses = "value.sequences, value['scores'][0], value.past_key_values.layers[1].keys, value[0], len(value)"
@@ -287,7 +287,7 @@ def test_tokenizer_outputs_can_be_sent(tmp_path: Path) -> None:
 
 
 def test_model_and_generation_configs_can_be_sent(tmp_path: Path) -> None:
-    model = made("gpt2", tmp_path)
+    model = make_model("gpt2", tmp_path)
     for value in (model.config, model.generation_config):
         back = sent(value)
         assert (type(back), back.to_dict()) == (type(value), value.to_dict())

@@ -37,13 +37,13 @@ OBJECTS = {f"Module:{number}": Server() for number in range(PARTS)}
 def payload(*before: Any, tree: Any = None, after: Any = None) -> bytes:
     """Return a payload like nnsight's: some objects, a tree with the server's objects, and `after`."""
     names = {id(value): name for name, value in OBJECTS.items()}
-    tree = made_tree() if tree is None else tree
+    tree = make_tree() if tree is None else tree
     file = io.BytesIO()
     _Pickler(file, names).dump({"before": before, "tree": {"parts": tree}, "after": after})
     return file.getvalue()
 
 
-def made_tree() -> list[Any]:
+def make_tree() -> list[Any]:
     shared: dict[str, Any] = {"path": "shared"}
     return [
         {"path": f"layers.{number}", "module": OBJECTS[f"Module:{number}"], "shared": shared}
@@ -100,7 +100,7 @@ def test_the_prefix_is_decoded_once(loads: Callable[[bytes], Loads]) -> None:
 
 def test_later_objects_may_refer_to_the_prefix(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
-    tree = made_tree()
+    tree = make_tree()
     loaded = load(payload("a request", tree=tree, after=[tree[7], tree[9]["shared"], tree]))
     assert load.looked_up == 0
     parts = loaded["tree"]["parts"]
@@ -115,7 +115,7 @@ def test_each_payload_gets_separate_objects(loads: Callable[[bytes], Loads]) -> 
     first["tree"]["parts"][0]["path"] = first["tree"]["parts"][1]["shared"]["path"] = "changed"
     second = load(payload("a request"))
     assert load.looked_up == 0
-    assert second["tree"]["parts"] == made_tree()
+    assert second["tree"]["parts"] == make_tree()
 
 
 def test_prefix_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None:
@@ -129,7 +129,7 @@ def test_prefix_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None:
         assert (loaded["before"], loaded["after"]) == (("a request", "more"), "the end")
         trees.append(load(payload("another"))["tree"]["parts"])
     assert load.looked_up == 0
-    assert all(tree == made_tree() for tree in trees)
+    assert all(tree == make_tree() for tree in trees)
     parts = [part for tree in trees for part in tree]
     assert len({id(part) for part in parts}) == len(parts)
     assert len({id(part["shared"]) for part in parts}) == len(trees)
@@ -143,7 +143,7 @@ def test_pickle_frame_may_begin_within_prefix(loads: Callable[[bytes], Loads]) -
     assert span is not None
     assert span.start < [*frame_offsets(second)][1] < span.end
     load = loads(first)
-    assert load(second)["tree"]["parts"] == made_tree()
+    assert load(second)["tree"]["parts"] == make_tree()
     # Two objects are in the memo before the prefix, not one: each number differs by one.
     assert load.looked_up == 0
 
@@ -154,7 +154,7 @@ def test_objects_before_prefix_shift_its_memo_numbers(
 ) -> None:
     """Memo numbers from 256 on take four bytes instead of one; each object here takes two numbers."""
     load = loads(payload("warm-up"))
-    tree = made_tree()
+    tree = make_tree()
     before = [[str(number)] for number in range(more)]
     content = payload(*before, tree=tree, after=[tree[7], tree[399]["shared"], tree])
     loaded = load(content)
@@ -172,7 +172,7 @@ def test_prefix_of_dictionary_tree_is_reused(loads: Callable[[bytes], Loads], mo
     """nnsight 0.7 sends the state of each wrapper together with its children's state, by name."""
 
     def tree() -> dict[str, Any]:
-        parts = {f"name-{number}": part for number, part in enumerate(made_tree())}
+        parts = {f"name-{number}": part for number, part in enumerate(make_tree())}
         return {"config": "of the server" * 40, "model": {"alias": None, **parts}}
 
     load = loads(payload("warm-up", tree=tree()))
@@ -186,7 +186,7 @@ def test_prefix_of_dictionary_tree_is_reused(loads: Callable[[bytes], Loads], mo
 
 
 def _other_tree() -> bytes:
-    tree = made_tree()
+    tree = make_tree()
     tree[-1]["path"] = "layers.x"
     return payload("a request", tree=tree)
 
@@ -218,7 +218,7 @@ def test_payload_without_cached_prefix_is_decoded_normally(
 
 def test_pickle_frame_may_begin_anywhere_in_first_payload(loads: Callable[[bytes], Loads]) -> None:
     """A frame may begin after each opcode of a part."""
-    tree = [{**part, "more": f"{number:0150}"} for number, part in enumerate(made_tree())]
+    tree = [{**part, "more": f"{number:0150}"} for number, part in enumerate(make_tree())]
     firsts: dict[bytes, bytes] = {}
     for length in range(240):  # a part is shorter
         first = payload("w" * length, tree=tree)
@@ -245,7 +245,7 @@ def test_unused_decoded_prefix_is_dropped(loads: Callable[[bytes], Loads]) -> No
     load.forget()
     after = sum(type(candidate) is dict and "shared" in candidate for candidate in gc.get_objects())
     assert after == before
-    assert load(payload("a request"))["tree"]["parts"] == made_tree()
+    assert load(payload("a request"))["tree"]["parts"] == make_tree()
     assert load.looked_up == 0
 
 
@@ -261,7 +261,7 @@ def test_prefix_with_other_references_is_decoded_again(loads: Callable[[bytes], 
     """The prefix refers to earlier memo entries, so the same bytes may decode to other objects."""
 
     def with_word(*words: str) -> bytes:
-        tree = made_tree()
+        tree = make_tree()
         return payload(*words, tree=[{**part, "word": words[-1]} for part in tree])
 
     load = loads(with_word("first"))
@@ -275,7 +275,7 @@ def test_prefix_with_other_references_is_decoded_again(loads: Callable[[bytes], 
 
 
 def test_a_container_with_a_call_is_not_cached() -> None:
-    assert longest_container(payload(tree=[complex(1, 2), *made_tree()])) is None
+    assert longest_container(payload(tree=[complex(1, 2), *make_tree()])) is None
 
 
 def test_a_short_container_is_not_cached() -> None:

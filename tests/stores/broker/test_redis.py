@@ -54,7 +54,7 @@ class Cutting:
         """Set the proxy up. `said` are answers to the first commands with `after`, instead of an end."""
         self._server = server
         self._after = after
-        self._said = list(replies)
+        self._replies = list(replies)
         self._writers: set[asyncio.StreamWriter] = set()
         self.connections = 0
 
@@ -85,10 +85,10 @@ class Cutting:
         with contextlib.suppress(OSError):
             while content := await reader.read(1 << 16):
                 if self._after and self._after in content:
-                    if not self._said:
+                    if not self._replies:
                         break
-                    writer.write(self._said.pop(0))
-                    self._after = self._after if self._said else b""
+                    writer.write(self._replies.pop(0))
+                    self._after = self._after if self._replies else b""
                     await reader.read()
                 back.write(content)
         answering.cancel()
