@@ -398,14 +398,14 @@ def test_checker_finds_imports_between_rooms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "known"), [("runtime", {"runtime", "sandbox", "sizes"}), ("sandbox", {"sandbox"})]
+    ("room", "allowed"), [("runtime", {"runtime", "sandbox", "sizes"}), ("sandbox", {"sandbox"})]
 )
-def test_model_plane_imports_only_its_own_rooms_of_ndif(room: str, known: set[str]) -> None:
+def test_model_plane_imports_only_its_own_rooms_of_ndif(room: str, allowed: set[str]) -> None:
     strangers = [
         f"{file.relative_to(SOURCE)}:{line}: {name}"
         for file in files_of(room)
         for name, line in imports_of(file).items()
-        if name.partition(".")[0] == "ndif" and name.split(".")[1:2] not in [[k] for k in known]
+        if name.partition(".")[0] == "ndif" and name.split(".")[1:2] not in [[k] for k in allowed]
     ]
     assert not strangers, "\n".join(strangers)
 

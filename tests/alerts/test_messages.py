@@ -170,7 +170,7 @@ def test_operator_template_fills_every_placeholder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "expected"),
     [
         ("$details", "must begin with a line"),
         ("Subject: x\nno empty line", "must begin with a line"),
@@ -179,13 +179,15 @@ def test_operator_template_fills_every_placeholder() -> None:
         ("Subject: x\n\ncosts 5 $", "single"),
     ],
 )
-def test_wrong_mail_template_is_rejected_at_start(template: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_wrong_mail_template_is_rejected_at_start(
+    template: str, expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=expected):
         split_template(template)
     file = tmp_path / "mail.txt"
     file.write_text(template)
     mails = {"smtp_url": "smtp://mail.example", "mail_from": "n@x.org", "alert_email": "o@x.org"}
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=expected):
         Settings(alert_email_template=file, **mails)  # type: ignore[arg-type]
 
 
@@ -193,7 +195,7 @@ MAIL = {"smtp_url": "smtp://mail.example", "mail_from": "n@x.org"}
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({"alert_webhooks": "https://a.example/x, hooks.slack.com/secret"}, "its address 2 is not"),
         ({"alert_webhooks": "teams+https://secret.example"}, "its address 1 is not like"),
@@ -211,12 +213,12 @@ MAIL = {"smtp_url": "smtp://mail.example", "mail_from": "n@x.org"}
     ],
 )
 def test_wrong_settings_have_clear_errors_without_secrets(
-    values: dict[str, Any], said: str
+    values: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         Settings(**values)
     sentence = problems(caught.value)[0].sentence
-    assert said in sentence
+    assert expected in sentence
     assert "secret" not in sentence
 
 

@@ -60,7 +60,7 @@ def test_significant_but_small_difference_is_no_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "said"),
+    ("a", "b", "expected"),
     [
         (once(1.0), once(1.09), "same"),
         (once(1.0), once(1.11), "worse (one sample)"),
@@ -75,9 +75,9 @@ def test_significant_but_small_difference_is_no_change() -> None:
     ],
 )
 def test_figure_with_few_samples_changes_only_beyond_ten_percent(
-    a: Figure, b: Figure, said: str
+    a: Figure, b: Figure, expected: str
 ) -> None:
-    assert Change(a, b).verdict == said
+    assert Change(a, b).verdict == expected
 
 
 def test_figures_are_matched_by_scenario_name_and_unit() -> None:

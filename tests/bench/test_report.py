@@ -43,7 +43,7 @@ def test_runs_of_one_commit_are_merged_into_one_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("{}", "is not a report"),
         ("[1]", "is not a report"),
@@ -53,11 +53,13 @@ def test_runs_of_one_commit_are_merged_into_one_report(tmp_path: Path) -> None:
         (None, "cannot be read: No such file"),
     ],
 )
-def test_file_that_is_not_a_report_is_rejected(tmp_path: Path, text: str | None, said: str) -> None:
+def test_file_that_is_not_a_report_is_rejected(
+    tmp_path: Path, text: str | None, expected: str
+) -> None:
     file = tmp_path / "report.json"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ValueError, match=said) as refused:
+    with pytest.raises(ValueError, match=expected) as refused:
         Report.read(file)
     assert str(file) in str(refused.value)
 

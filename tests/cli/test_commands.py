@@ -135,7 +135,7 @@ def test_default_value_in_file_counts_as_given(ndif: Ndif, table: Table, here: P
 
 
 @pytest.mark.parametrize(
-    ("arguments", "down_s", "told"),
+    ("arguments", "down_s", "sentence"),
     [
         ([], 12.34, "none served until it was loaded, 12.3s."),
         (["--no-wait"], 10.0, "none serves until it is loaded, 10s."),
@@ -143,7 +143,7 @@ def test_default_value_in_file_counts_as_given(ndif: Ndif, table: Table, here: P
     ],
 )
 def test_deploy_reports_downtime_for_lack_of_memory(
-    ndif: Ndif, table: Table, arguments: list[str], down_s: float | None, told: str
+    ndif: Ndif, table: Table, arguments: list[str], down_s: float | None, sentence: str
 ) -> None:
     table.down_s = down_s
     output = ndif("deploy", "org/down", *arguments).stdout
@@ -151,7 +151,7 @@ def test_deploy_reports_downtime_for_lack_of_memory(
         f"There {'is' if arguments else 'was'} no room for old and new replicas of org/down"
         in output
     )
-    assert told in output
+    assert sentence in output
 
 
 def test_no_wait_option_returns_before_model_is_loaded(ndif: Ndif, table: Table) -> None:

@@ -106,7 +106,7 @@ async def test_replica_delivers_result_and_answers_with_summary() -> None:
     async with a_replica() as replica:
         request = a_request(env=BRIEFLY)
         assert briefly(await running(replica, request)) == DELIVERED
-        assert [r.status for r in replica.told] == [Status.RUNNING, Status.COMPLETED]
+        assert [r.status for r in replica.responses] == [Status.RUNNING, Status.COMPLETED]
 
 
 @on_loop
@@ -137,16 +137,16 @@ async def test_completed_job_is_not_run_again() -> None:
         live, polled = a_request(env=BRIEFLY), a_request(None, env=BRIEFLY)
         for request in (live, polled):
             await running(replica, request)
-        replica.told.clear()
+        replica.responses.clear()
         for request in (live, polled):
             assert briefly(await running(replica, request)) == DELIVERED
-        assert replica.told == []
+        assert replica.responses == []
         # The next leader has meanwhile stored QUEUED for the polling client.
         replica.kept[polled.id] = Status.QUEUED
         for request in (live, polled):
             assert briefly(await running(replica, request)) == DELIVERED
         assert replica.actor.ran == [live.id, polled.id]
-        assert replica.told == [Response(polled.id, Status.COMPLETED, "Done.")]
+        assert replica.responses == [Response(polled.id, Status.COMPLETED, "Done.")]
         assert (await described(replica)).requests == (live.id, polled.id)
 
 
@@ -236,7 +236,7 @@ async def test_job_from_channel_and_call_runs_once() -> None:
         assert briefly(await running(replica, second)) == DELIVERED
         assert briefly(await running(replica, first)) == DELIVERED
         assert sorted(replica.actor.ran) == sorted([first.id, second.id])
-        assert [r.status for r in replica.told].count(Status.COMPLETED) == 2
+        assert [r.status for r in replica.responses].count(Status.COMPLETED) == 2
 
 
 @on_loop

@@ -282,7 +282,7 @@ def peak_memory(server: LocalServer) -> int:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ("", "is not a model key"),
         ("gpt2", "is not a model key"),
@@ -307,12 +307,12 @@ def peak_memory(server: LocalServer) -> int:
     ],
     ids=lambda value: ascii(value)[-40:],
 )
-def test_wrong_model_key_is_rejected(server: LocalServer, wrong: str, said: str) -> None:
-    assert said in refused(send(server, envelope(model_key=wrong)))
+def test_wrong_model_key_is_rejected(server: LocalServer, wrong: str, expected: str) -> None:
+    assert expected in refused(send(server, envelope(model_key=wrong)))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ("", "is not a model key"),
         (b"\xff\xfe", "is not a model key"),
@@ -326,16 +326,16 @@ def test_wrong_model_key_is_rejected(server: LocalServer, wrong: str, said: str)
     ids=lambda value: ascii(value)[-40:],
 )
 def test_wrong_model_key_of_older_client_is_rejected(
-    server: LocalServer, wrong: str | bytes, said: str
+    server: LocalServer, wrong: str | bytes, expected: str
 ) -> None:
-    assert said in refused(send_old(server, nnsight_model_key=wrong))
+    assert expected in refused(send_old(server, nnsight_model_key=wrong))
 
 
 # Routes
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "said"),
+    ("method", "path", "status", "expected"),
     [
         ("GET", "/nothing", 404, "There is nothing at /nothing."),
         ("GET", "/requestz", 404, "nnsight uses /request,"),
@@ -352,10 +352,10 @@ def test_wrong_model_key_of_older_client_is_rejected(
     ids=lambda value: str(value)[:20],
 )
 def test_wrong_route_or_method_is_rejected(
-    server: LocalServer, method: str, path: str, status: int, said: str
+    server: LocalServer, method: str, path: str, status: int, expected: str
 ) -> None:
     text = refused(httpx.request(method, server.url + path), status)
-    assert said in text
+    assert expected in text
     assert len(text) < 1000
 
 
@@ -475,7 +475,7 @@ def test_undamaged_multipart_body_is_accepted(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         (part("blob", b"1") + END, "lacks the part 'data'"),
         (part("data", envelope().encode()) + END, "lacks the part 'blob'"),
@@ -494,9 +494,11 @@ def test_undamaged_multipart_body_is_accepted(server: LocalServer) -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_damaged_multipart_body_is_rejected(server: LocalServer, body: bytes, said: str) -> None:
+def test_damaged_multipart_body_is_rejected(
+    server: LocalServer, body: bytes, expected: str
+) -> None:
     text = refused(post_multipart(server, body))
-    assert said in text
+    assert expected in text
     assert len(text) < 1000
 
 
@@ -738,7 +740,7 @@ def test_handmade_frames_are_valid_zstd() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"garbage", "could not be read as an nnsight"),
         (b"\0", "could not be read as an nnsight"),
@@ -756,10 +758,10 @@ def test_handmade_frames_are_valid_zstd() -> None:
     ids=lambda value: ascii(value)[:30],
 )
 def test_garbage_payload_fails_job_with_sentence(
-    server: LocalServer, content: bytes, said: str
+    server: LocalServer, content: bytes, expected: str
 ) -> None:
-    assert said in failed(server, send(server, blob=zstd(content)))
-    assert said in failed(server, send_old(server, zstd(content)))
+    assert expected in failed(server, send(server, blob=zstd(content)))
+    assert expected in failed(server, send_old(server, zstd(content)))
 
 
 def test_whole_payload_runs(server: LocalServer, payload: bytes) -> None:
@@ -792,7 +794,7 @@ def test_truncated_pickle_fails_job(server: LocalServer, payload: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    ("bomb", "said"),
+    ("bomb", "expected"),
     [
         (frame(zeros(1), says=50 * GIB), "50GiB when decompressed"),
         (frame(zeros(16), says=1 << 63), "iB when decompressed"),
@@ -803,18 +805,18 @@ def test_truncated_pickle_fails_job(server: LocalServer, payload: bytes) -> None
     ids=["says 50 GiB", "says 8 EiB", "is 3 GiB", "is 3 GiB, says 100 B", "is 3 GiB, says nothing"],
 )
 def test_decompression_bomb_fails_job(
-    server: LocalServer, payload: bytes, bomb: bytes, said: str
+    server: LocalServer, payload: bytes, bomb: bytes, expected: str
 ) -> None:
     assert len(bomb) < 100_000
     usual = ended(server, send(server, blob=payload))["meta"]["peak_memory"]
     response = ended(server, send(server, blob=bomb))
     assert response["status"] == "ERROR"
     text = sentence(response["description"])
-    assert said in text
+    assert expected in text
     # zstd's number for an unknown size.
     assert "18,446,744,073,709,551,615" not in text
     assert response["meta"]["peak_memory"] < usual + 256 * MIB
-    assert said in failed(server, send_old(server, bomb))
+    assert expected in failed(server, send_old(server, bomb))
 
 
 # Sizes

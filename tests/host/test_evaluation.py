@@ -332,7 +332,7 @@ async def test_repository_is_measured_without_weights_and_offline_from_cache(
 
 
 @pytest.mark.parametrize(
-    ("said", "is_gated"),
+    ("reply", "is_gated"),
     [
         ({}, False),
         ({"gated": "manual", "tags": ["transformers", "license:llama3.1"]}, True),
@@ -344,7 +344,7 @@ async def test_gated_and_private_repositories_are_reported_as_gated(
     hub_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    said: dict[str, Any],
+    reply: dict[str, Any],
     is_gated: bool,
 ) -> None:
     async def answer(http: HttpRequest) -> HttpResponse:
@@ -356,7 +356,7 @@ async def test_gated_and_private_repositories_are_reported_as_gated(
                 http.method, url, params=http.query_params, headers=asked
             )
         if http.url.path.startswith("/api/models/"):
-            return JSONResponse({**upstream.json(), **said})
+            return JSONResponse({**upstream.json(), **reply})
         return HttpResponse(upstream.content, upstream.status_code, upstream.headers)
 
     hub = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "HEAD"])])
@@ -369,7 +369,7 @@ async def test_gated_and_private_repositories_are_reported_as_gated(
             loaded_from = await download(ModelSpec(NAME, "0.8"), HERE, lambda _, __: None)
     assert evaluation.gated is loaded_from.gated is is_gated
     assert evaluation.structure is not None
-    assert evaluation.structure.license == ("llama3.1" if "tags" in said else None)
+    assert evaluation.structure.license == ("llama3.1" if "tags" in reply else None)
     assert evaluation.structure.tokenizer, "which is not in what was measured"
     assert evaluation.size_bytes > 0
 

@@ -212,9 +212,9 @@ async def watched(process: Process, action: str, number: int) -> list[str]:
     return reasons
 
 
-@pytest.mark.parametrize("what", ["private", "shared"])
-def test_request_over_memory_limit_is_ended(process: Process, what: str) -> None:
-    assert asyncio.run(watched(process, what, 80 * MIB)) == [MEMORY_WORDS]
+@pytest.mark.parametrize("kind", ["private", "shared"])
+def test_request_over_memory_limit_is_ended(process: Process, kind: str) -> None:
+    assert asyncio.run(watched(process, kind, 80 * MIB)) == [MEMORY_WORDS]
 
 
 def test_request_over_thread_limit_is_ended(process: Process) -> None:

@@ -85,7 +85,7 @@ def test_postgres_variables_configure_database(postgres: PostgresServer, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         ({"dev_mode": True, "database_url": "sqlite:////x"}, "NDIF_DEV_MODE and NDIF_DATABASE_URL"),
         ({"database_url": "mysql://x/y"}, "is not like postgresql://"),
@@ -94,9 +94,9 @@ def test_postgres_variables_configure_database(postgres: PostgresServer, tmp_pat
     ],
 )
 def test_invalid_account_settings_prevent_start(
-    settings: dict[str, Any], said: str, tmp_path: Path
+    settings: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    assert said in problem(options(tmp_path, **settings))
+    assert expected in problem(options(tmp_path, **settings))
 
 
 def test_secrets_are_removed_from_environment_of_services_and_ray() -> None:

@@ -50,7 +50,7 @@ def test_deployment_precedence_is_arguments_then_file_then_variable(
 
 
 @pytest.mark.parametrize(
-    ("address", "head", "broker", "found"),
+    ("address", "head", "broker", "expected"),
     [
         ("ray://localhost:{port}", 6379, "redis://localhost:6379/", "127.0.0.1:6380"),
         ("ray://localhost:{port}", 6379, "redis://localhost:6390/", "127.0.0.1:6379"),
@@ -63,14 +63,14 @@ def test_deployment_precedence_is_arguments_then_file_then_variable(
     ],
 )
 def test_unreachable_local_ray_address_gets_own_head(
-    address: str, head: int, broker: str, found: str | None
+    address: str, head: int, broker: str, expected: str | None
 ) -> None:
     def of(port: int) -> str | None:
         return own_head(
             Settings(ray_address=address.format(port=port), ray_head_port=head, broker_url=broker)
         )
 
-    assert of(free_port()) == found
+    assert of(free_port()) == expected
     with socket.create_server(("127.0.0.1", 0)) as ray:
         assert of(ray.getsockname()[1]) is None
 

@@ -166,14 +166,14 @@ class Client:
 
     @property
     def statuses(self) -> list[str]:
-        return [response.status.value for response in self.told]
+        return [response.status.value for response in self.responses]
 
     async def hears(self, status: Status) -> Response:
         """Wait for the next update with that status."""
         assert self.channel is not None
         while True:
             response = frames.read(await self.channel.next())
-            self.told.append(response)
+            self.responses.append(response)
             if response.status is status:
                 return response
             assert not response.status.terminal, response
@@ -392,8 +392,8 @@ async def test_first_request_receives_every_status_in_order(tmp_path: Path) -> N
         "RUNNING",
         "COMPLETED",
     ]
-    assert all(response.id == client.request.id for response in client.told)
-    assert "nnsight 0.8" in client.told[2].description
+    assert all(response.id == client.request.id for response in client.responses)
+    assert "nnsight 0.8" in client.responses[2].description
 
 
 @pytest.mark.parametrize("polled", [False, True])
@@ -421,7 +421,7 @@ async def test_client_receives_loading_progress(tmp_path: Path, polled: bool) ->
             await client.hears(Status.DISPATCHED)
             states = client.statuses[:-1]
             assert states == sorted(states, key=["QUEUED", "PROVISIONING", "DEPLOYING"].index)
-            assert client.told[-2].description == expected.format(number)
+            assert client.responses[-2].description == expected.format(number)
         may_start.set()
 
 
@@ -589,7 +589,7 @@ async def test_logs_and_streams_reach_client_before_final_response(tmp_path: Pat
             client = await line.join(wire=wire)
             last = await client.hears(Status.ERROR)
             assert client.statuses[-4:] == ["RUNNING", "LOG", "STREAM", "ERROR"]
-            assert client.told[-2].data == streamed
+            assert client.responses[-2].data == streamed
             assert (last.description, last.meta) == ("ZeroDivisionError", meta)
 
 
@@ -858,15 +858,17 @@ async def test_request_that_loses_every_replica_fails(tmp_path: Path) -> None:
         assert len(line.replicas) == 3
 
 
-@pytest.mark.parametrize(("attempts", "said"), [(1, "lost once"), (3, "lost 3 times")])
+@pytest.mark.parametrize(("attempts", "expected"), [(1, "lost once"), (3, "lost 3 times")])
 @on_loop
-async def test_operator_sets_number_of_attempts(tmp_path: Path, attempts: int, said: str) -> None:
+async def test_operator_sets_number_of_attempts(
+    tmp_path: Path, attempts: int, expected: str
+) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         raise replica.lose()
 
     async with a_line(tmp_path, act, max_attempts=attempts) as line:
         client = await line.join()
-        assert said in (await client.hears(Status.ERROR)).description
+        assert expected in (await client.hears(Status.ERROR)).description
         assert line.ran == [client.request.id] * attempts
 
 

@@ -193,7 +193,7 @@ async def test_keys_are_compared_by_digests_with_process_secret(keys: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("mode", "content", "said"),
+    ("mode", "content", "warning"),
     [
         (0o600, "key: the-key-of-ada", None),
         (0o640, "key: the-key-of-ada", None),  # a group that the operator made
@@ -204,7 +204,7 @@ async def test_keys_are_compared_by_digests_with_process_secret(keys: Path) -> N
     ],
 )
 def test_key_file_open_to_other_users_causes_warning(
-    keys: Path, tmp_path: Path, runtimes: Path, mode: int, content: str, said: str | None
+    keys: Path, tmp_path: Path, runtimes: Path, mode: int, content: str, warning: str | None
 ) -> None:
     keys.write_text(f"keys:\n- {{{content}}}\n")
     keys.chmod(mode)
@@ -213,12 +213,12 @@ def test_key_file_open_to_other_users_causes_warning(
     assert prepared.listening is not None
     prepared.listening.close()
     (check,) = [check for check in check_machine(options) if check.name == "API keys"]
-    if said is None:
+    if warning is None:
         assert prepared.warning is None
         assert check.state == "ok"
     else:
         assert prepared.warning is not None
-        assert prepared.warning.startswith(said)
+        assert prepared.warning.startswith(warning)
         assert f"`chmod o= {keys}`" in prepared.warning
         assert (check.state, check.detail) == ("note", prepared.warning)
 

@@ -108,7 +108,7 @@ def test_trace_is_generated_for_models_of_existing_cluster_file(folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("none.jsonl", "--cluster", "c.yaml"), "none.jsonl cannot be read"),
         (("day.jsonl", "--cluster", "none.yaml"), "none.yaml cannot be read"),
@@ -120,7 +120,7 @@ def test_trace_is_generated_for_models_of_existing_cluster_file(folder: Path) ->
     ],
 )
 def test_invalid_input_is_reported_as_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
 ) -> None:
     line = '{"at": 0, "model": "x/y", "user": "u", "run_s": 1}\n'
     (folder / "bad.jsonl").write_text(f"{line}no\n")
@@ -131,4 +131,4 @@ def test_invalid_input_is_reported_as_error(
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
     assert result.stderr.startswith("Error: ")
-    assert said in result.stderr
+    assert expected in result.stderr

@@ -117,7 +117,7 @@ def test_json_cluster_file_equals_yaml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "must hold nodes and models, not None"),
         ("models: {}", "nodes is missing."),
@@ -143,8 +143,8 @@ def test_json_cluster_file_equals_yaml() -> None:
         ("nodes: [", "c.yaml, line 1: this is no YAML"),
     ],
 )
-def test_invalid_cluster_file_is_reported(text: str, said: str) -> None:
-    assert said in problems(text)
+def test_invalid_cluster_file_is_reported(text: str, expected: str) -> None:
+    assert expected in problems(text)
 
 
 def test_broken_json_is_reported_with_line() -> None:

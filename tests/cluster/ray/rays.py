@@ -124,7 +124,7 @@ class Client:
     def __init__(self, broker: Broker, session: Any) -> None:
         self._broker = broker
         self._session = session
-        self.told: dict[str, list[Response]] = {}
+        self.responses: dict[str, list[Response]] = {}
         self._heard = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
 
@@ -135,7 +135,7 @@ class Client:
 
     async def until(self, request: Request, status: Status) -> Response:
         while True:
-            for response in self.told.get(request.id, []):
+            for response in self.responses.get(request.id, []):
                 if response.status is status:
                     return response
                 assert not response.status.terminal, response
@@ -145,7 +145,7 @@ class Client:
     async def _listen(self) -> None:
         while True:
             response = frames.read(await self._session.next())
-            self.told.setdefault(response.id, []).append(response)
+            self.responses.setdefault(response.id, []).append(response)
             self._heard.set()
 
     def close(self) -> None:

@@ -176,7 +176,7 @@ async def test_traces_run_on_node(
             assert isinstance(completed.data, InlineResult)
             saves = torch.load(io.BytesIO(completed.data.content), weights_only=False)
             assert torch.equal(saves["logits"], expected(tiny_gpt2))
-            statuses = [response.status for response in user.told[request.id]]
+            statuses = [response.status for response in user.responses[request.id]]
             if Status.RUNNING in statuses:  # the end of a quick job may replace it
                 assert statuses.pop(1) is Status.RUNNING
             assert statuses == [Status.DISPATCHED, Status.COMPLETED]
@@ -252,7 +252,7 @@ async def test_message_lost_in_redis_is_recovered_by_ray_call(
             response = await running
             assert (response.status, response.delivered) == (Status.COMPLETED, True)
             await user.until(request, Status.COMPLETED)
-            statuses = [response.status for response in user.told[request.id]]
+            statuses = [response.status for response in user.responses[request.id]]
             assert statuses.count(Status.RUNNING) <= 1
             return asked.count("run")
 
@@ -379,7 +379,7 @@ async def test_next_leader_adopts_replica_and_its_running_job(
                 other.cancel("Enough.")
                 assert (await attached).description == "Enough."
                 assert (await waiting).status is Status.COMPLETED
-            runs = [r for r in user.told[job.id] if r.status is Status.RUNNING]
+            runs = [r for r in user.responses[job.id] if r.status is Status.RUNNING]
             assert len(runs) == 1
             await controller.stop()
             assert await cluster.orphans() == []
@@ -414,14 +414,14 @@ async def test_job_ended_under_previous_leader_is_not_run_again(
 
 
 async def leave_running(
-    server: RayServer, checkpoint: Path, user: Client, job: Request, told: Status
+    server: RayServer, checkpoint: Path, user: Client, job: Request, status: Status
 ) -> None:
     """Lead until a replica on the first node runs a job and its client has received this status."""
     async with driving(server) as cluster:
         actor = await an_actor(cluster, config_of(checkpoint), "one", "first")
         await actor.start(lambda loaded, total: None)
         running = asyncio.create_task(actor.run(job, nothing))
-        await user.until(job, told)
+        await user.until(job, status)
         await end([running])  # as when a leader leaves or ends
 
 

@@ -164,7 +164,7 @@ def test_missing_layers_are_required_and_absent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("abi", "there"),
+    ("abi", "rights"),
     [
         (1, ["files"]),
         (2, ["files"]),
@@ -176,13 +176,13 @@ def test_missing_layers_are_required_and_absent() -> None:
     ],
 )
 def test_landlock_version_determines_present_layers(
-    monkeypatch: pytest.MonkeyPatch, abi: int, there: list[str]
+    monkeypatch: pytest.MonkeyPatch, abi: int, rights: list[str]
 ) -> None:
     # A filter cannot return an ABI version, so an older kernel is simulated by a patch.
     monkeypatch.setattr("ndif.sandbox.confinement.landlock.abi", lambda: abi)
     layers = [layer for layer in detect_layers() if layer.name.startswith("Landlock")]
     assert [layer.name for layer in layers if layer.present] == [
-        f"Landlock: {name}" for name in there
+        f"Landlock: {name}" for name in rights
     ]
     assert missing_layers(layers) == []
 

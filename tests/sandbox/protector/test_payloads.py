@@ -285,9 +285,9 @@ def test_state_may_hold_servers_module_without_changing_it() -> None:
     assert not served._forward_hooks
 
 
-@pytest.mark.parametrize("what", [torch.Tensor, math.sqrt, collections.OrderedDict])
-def test_payload_cannot_change_classes_and_functions(what: Any) -> None:
-    content = pickle.dumps((what, (None, {"x": 1})), 4).removesuffix(b"\x86\x94.") + b"b."
+@pytest.mark.parametrize("value", [torch.Tensor, math.sqrt, collections.OrderedDict])
+def test_payload_cannot_change_classes_and_functions(value: Any) -> None:
+    content = pickle.dumps((value, (None, {"x": 1})), 4).removesuffix(b"\x86\x94.") + b"b."
     with pytest.raises(ForbiddenError, match=r"cannot change an object"):
         load(content)
 

@@ -72,7 +72,7 @@ def test_verify_setting_is_read(
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "expected"),
     [
         ({"NDIF_OBJECT_STORE_URL": "http://store:9000"}, "needs NDIF_OBJECT_STORE_ACCESS_KEY"),
         ({**S3, "NDIF_OBJECT_STORE_SECRET_KEY": ""}, "needs NDIF_OBJECT_STORE_ACCESS_KEY"),
@@ -84,9 +84,9 @@ def test_verify_setting_is_read(
     ],
 )
 def test_invalid_store_settings_are_refused(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
 ) -> None:
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=expected):
         settings(monkeypatch, **environment)
 
 

@@ -309,7 +309,7 @@ async def test_urgent_operations_do_not_wait_for_silent_store(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ({"secret_key": "wrong"}, "refuses .SignatureDoesNotMatch: .*NDIF_OBJECT_STORE_SECRET_KEY"),
         (
@@ -325,11 +325,11 @@ async def test_urgent_operations_do_not_wait_for_silent_store(
 )
 @on_loop
 async def test_wrong_s3_settings_are_reported_in_one_line(
-    s3: SwiftServer, address: S3Address, wrong: dict[str, str], said: str
+    s3: SwiftServer, address: S3Address, wrong: dict[str, str], expected: str
 ) -> None:
     wrong = {name: value.format(port=s3.port) for name, value in wrong.items()}
     store = S3Store(dataclasses.replace(address, **wrong), LONG_S, patience_s=0.5, hurried_s=0.5)
-    with pytest.raises(ObjectStoreError, match=said) as raised:
+    with pytest.raises(ObjectStoreError, match=expected) as raised:
         await store.put(result_key(), b"1")
     text = str(raised.value)
     assert text.startswith("the object store at http")
