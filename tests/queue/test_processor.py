@@ -162,7 +162,7 @@ class Client:
     channel: Subscription | None
     store: FileStore
     dispatcher: Dispatcher
-    told: list[Response] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
 
     @property
     def statuses(self) -> list[str]:
