@@ -24,7 +24,7 @@ from bench.scenarios import FULL, QUICK
 
 
 def measure(names: list[str], site: Site) -> Iterator[Figure]:
-    """Measure scenarios, one after the other, and print each figure as it comes."""
+    """Measure scenarios, one after the other, and print each figure at once."""
     for name in names:
         of_scenario(name)
         scenario = cast("Scenario", importlib.import_module(f"bench.scenarios.{name}"))
@@ -37,7 +37,7 @@ def measure(names: list[str], site: Site) -> Iterator[Figure]:
 
 
 def main() -> None:
-    """Measure what was asked for; exit 1 if a limit does not hold."""
+    """Measure the selected scenarios; exit 1 if a limit does not hold."""
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join((*QUICK, *FULL)))
     parser.add_argument("--full", action="store_true", help="also those that take longer")
@@ -52,19 +52,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="how long a load lasts, where there is one")
     parser.add_argument("--profile", action="store_true", help="draw flame graphs of the servers")
     parser.add_argument("--output", type=Path, default=LATEST)
-    said = parser.parse_args()
-    names = said.scenarios or [*QUICK, *(FULL if said.full else ())]
+    options = parser.parse_args()
+    names = options.scenarios or [*QUICK, *(FULL if options.full else ())]
     if unknown := {*names} - {*QUICK, *FULL}:
         parser.error(f"There is no scenario {', '.join(sorted(unknown))}.")
     RESULTS.mkdir(exist_ok=True)
-    site = Site.here(said.peer, said.seconds, full=said.full)
+    site = Site.here(options.peer, options.seconds, full=options.full)
     before, began = machine_state(), time.time()
-    with profiled(RESULTS) if said.profile else contextlib.nullcontext():
+    with profiled(RESULTS) if options.profile else contextlib.nullcontext():
         figures = [*measure(names, site)]
     shown = table("ndif", figures)
     shown.caption = f"a loop of five million steps takes {loop_seconds():.2f} s on this machine now"
     Console(width=160).print(shown)
-    Report(before, began, time.time() - began, figures).write(said.output)
+    Report(before, began, time.time() - began, figures).write(options.output)
     if not all(figure.holds for figure in figures):
         raise SystemExit(1)
 

@@ -1,7 +1,7 @@
-"""The control plane of two commits, abreast: `python -m bench.abreast A [B]`; B is HEAD.
+"""The control plane of two commits, measured together: `python -m bench.abreast A [B]`; B defaults to HEAD.
 
-Two reports taken one after the other differ by what the machine did meanwhile, 15 % here. So both servers
-run at once, each from a clean checkout, and the same clients load them in turn, in short rounds.
+Two reports in sequence differ by other work on the machine, by up to 15 %. Therefore both servers run at
+once, each from a clean checkout, and the same clients load them in turn, in short rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     given = parser.parse_args()
     first, second = [*given.commits, "HEAD"][:2]
     names = {"A": first, "B": second}
-    os.environ[MARK] = "abreast"  # neither server is a neighbour of the other
+    os.environ[MARK] = "abreast"  # neither server counts as another program's work
     with contextlib.ExitStack() as stack:
         loads = {
             way: Load([User(port) for _ in range(_USERS)], SMALL, _JOBS)
@@ -51,10 +51,10 @@ def main() -> None:
         samples = loads_in_turn(loads, given.rounds)
     for way, commit in names.items():
         print(f"{way}  {commit:12} {_JOBS / samples.median(way):7.0f} requests/s, median")
-    ratios = samples.each(lambda a, b: a / b, "A", "B")
+    ratios = samples.per_round(lambda a, b: a / b, "A", "B")
     low, high = interval(ratios)
     print(
-        f"B / A  {statistics.median(ratios):.3f}, 95 % from {low:.3f} to {high:.3f}; {samples.said}"
+        f"B / A  {statistics.median(ratios):.3f}, 95 % from {low:.3f} to {high:.3f}; {samples.summary}"
     )
 
 
@@ -67,7 +67,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _server(commit: str) -> Iterator[int]:
-    """Run `bench.servers.control` of a clean checkout; the value is its port."""
+    """Run `bench.servers.control` of a clean checkout; yield its port."""
     with tempfile.TemporaryDirectory(prefix="abreast-") as root:
         checkout, port = Path(root) / "checkout", free_port()
         git = ["git", "-C", str(ROOT), "worktree"]

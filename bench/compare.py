@@ -1,7 +1,7 @@
-"""Two reports beside each other: `python -m bench.compare A.json B.json`; exit 1 if anything is worse in B.
+"""Compare two reports: `python -m bench.compare A.json B.json`; exit 1 if any figure is worse in B.
 
-A change is beyond noise if a Mann-Whitney U test of the samples says so and the medians are apart. A
-figure without enough samples for that test changes by what would be a lot.
+A change is beyond noise if a Mann-Whitney U test of the samples is significant and the medians differ by
+more than `CHANGE`. A figure without enough samples for the test must differ by more than `CHANGE_OF_ONE`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.figures import Figure
-from bench.machine_state import said_of
+from bench.machine_state import describe_machine
 from bench.report import Report
 
 P = 0.01
 CHANGE = 0.02
-"""Part by which medians of samples must be apart."""
+"""Smallest relative difference of medians that counts as a change."""
 CHANGE_OF_ONE = 0.10
-"""Part by which values without enough samples must be apart."""
+"""Smallest relative difference that counts as a change without enough samples."""
 _FEW = 8
 SPEED = 0.15
-"""Part by which two machines' speed may be apart."""
+"""Largest relative difference of two machines' speed."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of two reports."""
+    """One figure in two reports."""
 
     a: Figure
     b: Figure
 
     @property
     def part(self) -> float:
-        """Return how much more B has, as a part of A; infinite if A has 0."""
+        """Return the increase from A to B relative to A; infinite if A is 0."""
         if self.a.value == self.b.value:
             return 0.0
         more = self.b.value - self.a.value
@@ -49,7 +49,7 @@ class Change:
 
     @property
     def is_tested(self) -> bool:
-        """Return True if the samples are so many that a test of them can tell a change."""
+        """Return True if the figures have enough samples for the test to reach significance."""
         count = len(self.a.samples), len(self.b.samples)
         return 2 / math.comb(sum(count), count[0]) < P
 
@@ -60,20 +60,20 @@ class Change:
             return abs(self.part) > CHANGE_OF_ONE
         if abs(self.part) <= CHANGE:
             return False
-        from scipy.stats import mannwhitneyu  # which takes a second
+        from scipy.stats import mannwhitneyu  # the import takes a second
 
         a, b = self.a.samples, self.b.samples
-        # Ties would have the approximation taken, by which few samples are never apart.
+        # With ties, "auto" uses an approximation, with which few samples never differ significantly.
         method = "exact" if min(len(a), len(b)) <= _FEW else "auto"
         return bool(mannwhitneyu(a, b, method=method).pvalue < P)
 
     @property
     def is_worse(self) -> bool:
-        """Return True if the figure has changed to what its limit is against."""
+        """Return True if the figure has changed towards its limit's wrong side."""
         return self.is_beyond_noise and (self.part > 0) == self.a.at_most
 
     @property
-    def said(self) -> str:
+    def verdict(self) -> str:
         """Return the verdict."""
         if not self.is_beyond_noise:
             return "same"
@@ -87,11 +87,11 @@ class Change:
         """Return the change as a row of `table`."""
         values = (f"{figure.value:.2f} {figure.unit}".rstrip() for figure in (self.a, self.b))
         part = f"{self.part:+.1%}" if math.isfinite(self.part) else "from 0"
-        return self.a.scenario, self.a.name, *values, part, self.said
+        return self.a.scenario, self.a.name, *values, part, self.verdict
 
 
 def compared(a: Report, b: Report) -> tuple[list[Change], list[Figure], list[Figure]]:
-    """Return the figures that both have, and those that only one has."""
+    """Return the figures in both reports, the figures only in A, and the figures only in B."""
     in_a, in_b = ({_key(figure): figure for figure in report.figures} for report in (a, b))
     both = [Change(figure, in_b[key]) for key, figure in in_a.items() if key in in_b]
     only_a = [figure for key, figure in in_a.items() if key not in in_b]
@@ -99,13 +99,13 @@ def compared(a: Report, b: Report) -> tuple[list[Change], list[Figure], list[Fig
 
 
 def _key(figure: Figure) -> tuple[str, str, str, bool]:
-    # What is counted in another unit, or the other way round, is another figure.
+    # A figure with another unit, or with a limit on the other side, is a different figure.
     return figure.scenario, figure.name, figure.unit, figure.at_most
 
 
 def warnings(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
-    """Yield sentences about machines between which a comparison says little."""
-    of_a, of_b = said_of(a), said_of(b)
+    """Yield a warning for each difference of the machines that makes a comparison unreliable."""
+    of_a, of_b = describe_machine(a), describe_machine(b)
     if of_a != of_b:
         yield f"The reports are of different machines: {of_a}, and {of_b}."
     slow, fast = sorted((a["loop_seconds"], b["loop_seconds"]), reverse=True)
@@ -130,7 +130,7 @@ def table(changes: list[Change]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compare two reports; return 1 if anything is worse."""
+    """Compare two reports; return 1 if any figure is worse."""
     parser = argparse.ArgumentParser(prog="python -m bench.compare")
     parser.add_argument("a", type=Path, metavar="A.json")
     parser.add_argument("b", type=Path, metavar="B.json")

@@ -26,7 +26,7 @@ class Figure:
     at_most: bool = True
     how: str = ""
     samples: list[float] = field(default_factory=list)
-    """A value of each round, of which the figure is the median; none if it was measured once."""
+    """One value per round; the figure is their median. Empty if it was measured once."""
     scenario: str = ""
 
     @staticmethod
@@ -39,7 +39,7 @@ class Figure:
         at_most: bool = True,
         how: str = "",
     ) -> Figure:
-        """Return the median of samples, with them."""
+        """Return a figure with these samples and their median."""
         return Figure(name, statistics.median(samples), limit, unit, at_most, how, [*samples])
 
     @property
@@ -63,13 +63,17 @@ class Figure:
 
 
 def columns_of_ends(ends: Collection[Mapping[str, int]]) -> list[str]:
-    """Return the columns of a table of jobs' ends: all that occur, and those that hang."""
+    """Return the columns of a table of jobs' ends: all ends that occur, and hung jobs in any case."""
     columns = [
         f"{how} {end}"
         for how in ("polled", "live")
         for end in ("COMPLETED", "ERROR", "lost", "closed", "hung")
     ]
-    return [each for each in columns if "hung" in each or any(one.get(each) for one in ends)]
+    return [
+        column
+        for column in columns
+        if "hung" in column or any(counter.get(column) for counter in ends)
+    ]
 
 
 def table(title: str, figures: Iterable[Figure]) -> Table:

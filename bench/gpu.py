@@ -1,7 +1,7 @@
 """Measurements of the GPU path, each with a limit or a peer of the same run.
 
 Usage: python -m bench.gpu [--device cpu] [--json PATH] [--seconds N]. On the CPU the same code runs with
-tiny sizes, and its figures say nothing about a GPU. Figures are written after each step.
+tiny sizes; these figures do not apply to a GPU. Figures are written after each step.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from ndif.stores.objects.files import FileStore
 
 ROOT = Path(__file__).parent.parent
 STEP_S = 75.0
-"""Seconds after which a step is abandoned, and the next one begins."""
+"""Seconds after which a step is abandoned and the next step begins."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The amounts that are measured."""
+    """The sizes of the measured work."""
 
     tensors: int
     rounds: int
     pause_s: float
-    """Seconds in which the server replaces a runner."""
+    """Seconds that the server needs to replace a runner."""
     checksum_bytes: int
     width: int
     result_bytes: int
@@ -77,7 +77,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 async def seconds_of(run: Awaitable[object]) -> float:
-    """Return the seconds until `run` is done."""
+    """Return the seconds that the awaitable takes."""
     began = time.perf_counter()
     await run
     return time.perf_counter() - began
@@ -85,7 +85,7 @@ async def seconds_of(run: Awaitable[object]) -> float:
 
 @dataclass
 class Bench:
-    """The state that steps share: the model, in this process and as a client's, and running replicas."""
+    """The shared state of steps: the model, in this process and as a client's, and running replicas."""
 
     device: str
     sizes: Sizes
@@ -108,7 +108,7 @@ class Bench:
     async def replica(
         self, checkpoint: Path, *, trusted: bool, memory: int = 2 * GIB, **settings: Any
     ) -> Served:
-        """Return a replica that is not started; as on a server, what it imports is there before."""
+        """Return a replica that is not started; as on a server, its imports are already done."""
         scratch = Path(tempfile.mkdtemp(dir=self.folder))
         runtime, devices = where(self.device, scratch, memory)
         servers = await fork_servers(untrusted=not trusted) if runtime is HERE else None
@@ -119,7 +119,7 @@ class Bench:
         )
 
     async def up(self, served: Served) -> float:
-        """Start a replica, which `close` ends; return the seconds until it is ready."""
+        """Start a replica, which `close` stops; return the seconds until it is ready."""
         self._stack.push_async_callback(served.actor.stop)
         return await seconds_of(served.start())
 
@@ -210,17 +210,17 @@ async def starts(bench: Bench) -> list[Figure]:
 
 
 async def beside_local(
-    bench: Bench, name: str, payload: bytes, here: Callable[[], object], limit_ms: float | None
+    bench: Bench, name: str, payload: bytes, run_here: Callable[[], object], limit_ms: float | None
 ) -> list[Figure]:
-    """Return the time of a block trusted and sandboxed, and in this process."""
+    """Return the seconds of a block: trusted, sandboxed, and in this process."""
     times: dict[str, list[float]] = {"here": [], "trusted": [], "sandboxed": []}
-    here()
+    run_here()
     for _ in range(bench.sizes.rounds):
         await asyncio.sleep(bench.sizes.pause_s)
-        times["here"].append(seconds(here))
+        times["here"].append(seconds(run_here))
         for trusted, kind in ((True, "trusted"), (False, "sandboxed")):
-            # Alternating, so that a slow minute affects all alike; after a pause, so that a runner waits
-            # and the card's clocks have fallen alike.
+            # Alternate, so that a slow minute affects all equally. Pause before each, so that a runner
+            # waits and the GPU's clocks have dropped equally.
             await asyncio.sleep(bench.sizes.pause_s)
             times[kind].append(await seconds_of(bench.run(payload, trusted=trusted)))
     ms = {kind: statistics.median(took) * 1e3 for kind, took in times.items()}
@@ -261,7 +261,7 @@ async def generation(bench: Bench) -> list[Figure]:
 async def second_request(bench: Bench) -> list[Figure]:
     """Measure a user's second request, sent at once after the first."""
     payload = reading(bench.client)
-    # Without a key, each request has a process of its own.
+    # Without a key, each request has its own process.
     of_a_user = await bench.replica(bench.tiny, trusted=False, runner_scope="user")
     await bench.up(of_a_user)
     replicas = {"": await bench.served(trusted=False), "one": of_a_user}
@@ -284,7 +284,7 @@ async def checksum(bench: Bench) -> list[Figure]:
         str(n): torch.randn(size // 32, dtype=torch.float32, device=bench.device) for n in range(8)
     }
     words = [tensor.view(torch.int32) for tensor in tensors.values()]
-    made = seconds(lambda: WeightChecksum.of(tensors))
+    checksum_s = seconds(lambda: WeightChecksum.of(tensors))
     expected = WeightChecksum.of(tensors)
     changed: list[str] = []
     verified = seconds(lambda: changed.extend(expected.find_changed(tensors)))
@@ -294,13 +294,13 @@ async def checksum(bench: Bench) -> list[Figure]:
     per_gb = 1e9 / size
     how = f"reading the same bytes once: {read * per_gb:.4f} s"
     return [
-        Figure("checksum a GB", made * per_gb, None, "s", how=how),
+        Figure("checksum a GB", checksum_s * per_gb, None, "s", how=how),
         Figure("verify a GB", verified * per_gb, None, "s", how=how),
     ]
 
 
 async def warm(bench: Bench) -> list[Figure]:
-    """Measure a model of 2 GB on its way to the CPU's memory and back."""
+    """Measure the move of a 2 GB model to CPU memory and back."""
     size = make_empty_llama(bench.folder / "large", bench.sizes.width)
     served = await bench.replica(bench.folder / "large", trusted=True, memory=2 * size + GIB)
     cold = await bench.up(served)
@@ -341,8 +341,8 @@ async def result(bench: Bench) -> list[Figure]:
     size = bench.sizes.result_bytes
     payload = holding(bench.client, size)
     values = torch.ones(size // 2, dtype=torch.bfloat16, device=bench.device)
-    here = min(seconds(lambda: torch.save(values.cpu(), io.BytesIO())) for _ in range(3))
-    how = f"to the CPU and serialized, in this process: {here:.2f} s"
+    local_s = min(seconds(lambda: torch.save(values.cpu(), io.BytesIO())) for _ in range(3))
+    how = f"to the CPU and serialized, in this process: {local_s:.2f} s"
     figures = []
     for trusted, kind in ((True, "trusted"), (False, "sandboxed")):
         took = await seconds_of(bench.run(payload, trusted=trusted))
@@ -384,9 +384,9 @@ STEPS: tuple[Callable[[Bench], Awaitable[list[Figure]]], ...] = (
 
 
 async def measure(
-    bench: Bench, ends: float, seen: Callable[[list[Figure], dict[str, str]], None]
+    bench: Bench, ends: float, on_step: Callable[[list[Figure], dict[str, str]], None]
 ) -> tuple[list[Figure], dict[str, str]]:
-    """Run the steps until the time is over; `seen` gets the figures and problems after each."""
+    """Run the steps until the time is over; after each, call `on_step` with the figures and problems."""
     figures: list[Figure] = []
     problems: dict[str, str] = {}
     for step in STEPS:
@@ -405,13 +405,13 @@ async def measure(
         except Exception as error:
             traceback.print_exc()
             problems[step.__name__] = f"{type(error).__name__}: {error}".splitlines()[0]
-        seen(figures, problems)
+        on_step(figures, problems)
     await bench.close()
     return figures, problems
 
 
 def as_json(figures: list[Figure], problems: dict[str, str]) -> dict[str, Any]:
-    """Return a JSON-serialisable dict; a row of its table is a name, a value and a detail."""
+    """Return a JSON-serialisable dict; each row of its table has a name, a value and a detail."""
     rows = [
         (
             name,

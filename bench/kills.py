@@ -1,11 +1,11 @@
-"""Kill processes of a server under load, and count what becomes of its users' jobs.
+"""Kill processes of a server under load, and count the ends of its users' jobs.
 
 Usage: python -m bench.kills [--times N] [KIND...]; not part of `make bench`, since it takes an hour.
 
-In each round 12 clients that poll and 6 with a live channel send one job each, and one process of the kind
-is killed while these wait or run. A round ends when every job has reached a terminal status or its live
-client's channel is closed; a job that has not after `_BOUND_S` hangs. A server that is killed is started
-again, as a service manager would.
+In each round 12 clients that poll and 6 with a live channel send one job each. One process of the kind is
+killed while the jobs wait or run. A round ends when every job has reached a terminal status or its live
+client's channel is closed. A job without an end after `_BOUND_S` counts as hung. A killed server is
+restarted, as by a service manager.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from bench.servers.processes import CACHE, NAME, NDIF, client
 from ndif.runtime.process.fork_server import OPTION
 from prepare_model import (
     prepare,
-)  # an example; `bench.servers.processes` puts its folder on the path
+)  # in examples/; `bench.servers.processes` puts that folder on the path
 
 _POLLED, _LIVE = 12, 6
 _BOUND_S = 150.0
 _POLL_S = 0.25
 _SPREAD_S = 4.0
-"""Seconds after the first job within which a process is killed."""
+"""A process is killed within this many seconds after the first job."""
 
 
 class Server:
-    """`ndif start` on one machine, restarted on the same address when it is killed."""
+    """`ndif start` on one machine, which can be restarted at the same address after a kill."""
 
     def __init__(self, folder: Path, port: int, environment: dict[str, str]) -> None:
         self.port = port
@@ -80,7 +80,7 @@ class Server:
 
 
 def server_process(server: Server) -> int | None:
-    """Return the server itself."""
+    """Return the server's own process."""
     return server.process.pid
 
 
@@ -98,7 +98,7 @@ def model_process(server: Server) -> int | None:
 
 
 def runner(server: Server) -> int | None:
-    """Return one of the processes that run a job or wait for one."""
+    """Return a process that runs a job or waits for one."""
     zygote = model_process(server)
     return random.choice(children(zygote) or [None]) if zygote is not None else None
 
@@ -197,7 +197,7 @@ async def one_round(server: Server, kind: str, key: str, payload: bytes, tally: 
 async def measure(kinds: list[str], times: int) -> dict[str, Tally]:
     """Kill each kind of process."""
     folder = prepare(CACHE / "smollm2-135m")
-    found = {}
+    tallies = {}
     with tempfile.TemporaryDirectory() as root:
         port = random.randrange(20000, 30000)
         environment = {
@@ -211,30 +211,30 @@ async def measure(kinds: list[str], times: int) -> dict[str, Tally]:
         sent = json.loads(client("payload", "0.8", server.url).stdout.splitlines()[-1])
         payload = base64.b64decode(sent["payload"])
         for kind in kinds:
-            tally = found[kind] = Tally()
+            tally = tallies[kind] = Tally()
             for _ in range(times):
                 await server.until_ready()
                 await one_round(server, kind, sent["key"], payload, tally)
             print(kind, tally, flush=True)
         server.process.terminate()
         await server.process.wait()
-    return found
+    return tallies
 
 
 def main() -> None:
-    """Kill, and print a table."""
+    """Kill processes, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
     asked = parser.parse_args()
-    found = uvloop.run(measure(asked.kinds or list(KINDS), asked.times))
-    columns = columns_of_ends([tally.ends for tally in found.values()])
+    tallies = uvloop.run(measure(asked.kinds or list(KINDS), asked.times))
+    columns = columns_of_ends([tally.ends for tally in tallies.values()])
     shown = Table("killed", "times", *columns, "slowest round")
-    for kind, tally in found.items():
+    for kind, tally in tallies.items():
         shown.add_row(
             kind,
             str(tally.kills),
-            *(str(tally.ends[each]) for each in columns),
+            *(str(tally.ends[column]) for column in columns),
             f"{tally.slowest_s:.0f} s",
         )
     Console(width=160).print(shown)

@@ -1,4 +1,4 @@
-"""The machine and the versions that a report's figures are of."""
+"""The machine and the versions behind a report's figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PACKAGES = {
 def loop_seconds() -> float:
     """Return the seconds of a loop of five million steps, the median of seven.
 
-    Two runs are comparable only if this is the same: a shared machine's speed changes.
+    Two runs are comparable only if these seconds are the same: a shared machine's speed changes.
     """
     took = []
     for _ in range(7):
@@ -38,8 +38,8 @@ def loop_seconds() -> float:
 
 
 def machine_state() -> dict[str, Any]:
-    """Return what this machine is, what is installed, and how busy and how fast it is now."""
-    load = os.getloadavg()  # before the loop adds to it
+    """Return facts about this machine, the installed versions, and the current load and speed."""
+    load = os.getloadavg()  # before the loop increases the load
     changes = _git("status", "--porcelain")
     return {
         "cpus": os.cpu_count(),
@@ -56,16 +56,16 @@ def machine_state() -> dict[str, Any]:
     }
 
 
-def said_of(machine: Mapping[str, Any]) -> str:
-    """Return a phrase about the machine of a report."""
+def describe_machine(machine: Mapping[str, Any]) -> str:
+    """Return a phrase that describes a report's machine."""
     return f"{machine['cpus']} x {machine['cpu']}, {machine['memory_bytes'] / 2**30:.0f} GiB"
 
 
 def _cpu() -> str:
     with contextlib.suppress(OSError):
-        # An ARM machine's file has no such line.
-        if found := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M):
-            return found[1]
+        # The file of an ARM machine has no such line.
+        if match := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M):
+            return match[1]
     return platform.machine()
 
 
@@ -77,11 +77,11 @@ def _version(package: str) -> str | None:
 
 
 def _git(*words: str) -> str | None:
-    """Return what git says of this repository; None where there is no git, or no repository."""
+    """Return the output of a git command in this repository; None without git or a repository."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *words], cwd=_ROOT, check=True, capture_output=True, text=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

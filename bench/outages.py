@@ -1,12 +1,12 @@
-"""Take away what a server of many machines stands on, under load, and count what becomes of its jobs.
+"""Interrupt the services of a server of many machines under load, and count the ends of its jobs.
 
 Usage: python -m bench.outages [KIND...]; not part of `make bench`, since it takes a quarter of an hour.
 
-Real Redis, S3 and Ray, whose head carries a replica beside the one on another node and keeps its state in a
-Redis (`RAY_REDIS_ADDRESS`); the models do nothing. In each round clients that poll and clients with a live
-channel send jobs of some seconds, an outage begins while these wait and run, and an operator ends two of
-them. A round ends when every job has reached a terminal status or its live client's channel is closed; a
-job that has not so long after the outage is over hangs.
+Redis, S3 and Ray are real; the models do nothing. Ray's head has one replica and another node has a second;
+the head keeps its state in a Redis (`RAY_REDIS_ADDRESS`). In each round, clients that poll and clients with
+a live channel send jobs of some seconds. An outage begins while the jobs wait and run, and an operator ends
+three of them. A round ends when every job has reached a terminal status or its live client's channel is
+closed. A job without an end `_BOUND_S` after the outage counts as hung.
 """
 
 from __future__ import annotations
@@ -45,38 +45,38 @@ _BOUND_S = 150.0
 _LOOK_S = 0.25
 _SETTLED_S = 5.0
 _REPEATED = "a replica does not answer"
-"""Logged each time that a call to a replica is repeated."""
+"""Part of the log line of each repeated call to a replica."""
 
 
 @dataclass
 class Stack:
-    """All that a server of many machines stands on, and the server."""
+    """The services of a server of many machines, and the server."""
 
     redis: RedisServer
     ray: RayServer
     host: NoopHost
 
     def log(self) -> str:
-        """Return what the process that leads has said."""
+        """Return the leader's log."""
         return (self.host.folder / "dispatcher.log").read_text()
 
 
 async def head_dies(stack: Stack) -> None:
-    """Cut the power of the head's machine, which is back after some seconds."""
+    """Kill all processes of Ray's head; restart it after five seconds."""
     await asyncio.to_thread(stack.ray.head.kill)
     await asyncio.sleep(5)
     await asyncio.to_thread(stack.ray.head.start)
 
 
 async def head_is_away(stack: Stack) -> None:
-    """Cut the power of the head's machine for longer than the leader waits for it."""
+    """Kill all processes of Ray's head for longer than the leader waits for it."""
     await asyncio.to_thread(stack.ray.head.kill)
     await asyncio.sleep(30)
     await asyncio.to_thread(stack.ray.head.start)
 
 
 async def head_freezes(stack: Stack) -> None:
-    """Freeze everything on the head's machine for a while."""
+    """Freeze all processes of Ray's head for 20 s."""
     frozen = stack.ray.head.processes()
     for number in ("suspend", "resume"):
         for process in frozen:
@@ -93,7 +93,7 @@ async def broker_stops(stack: Stack) -> None:
 
 
 async def broker_freezes(stack: Stack) -> None:
-    """Let Redis take connections and answer nothing for 70 s."""
+    """Make Redis accept connections without answers for 70 s."""
     stack.redis.pause()
     await asyncio.sleep(70)
     stack.redis.resume()
@@ -124,7 +124,7 @@ class Tally:
     repeated: int = 0
     """Calls to replicas that were repeated."""
     still_repeated: int = 0
-    """Calls that are repeated after the round."""
+    """Calls that are still repeated after the round."""
     slowest_s: float = 0.0
     """Seconds from the end of the outage to the last job's end."""
 
@@ -138,7 +138,7 @@ class Polled:
         self.description = ""
 
     async def send(self) -> None:
-        """Send the job; again until it is accepted."""
+        """Send the job repeatedly until it is accepted."""
         data = json.dumps({"model_key": KEY, "session_id": "", "compress": False, "env": {}})
         while True:
             with contextlib.suppress(httpx.HTTPError):
@@ -181,7 +181,7 @@ async def live(user: User, tally: Tally) -> str:
 
 
 async def kill(host: NoopHost, job: Polled) -> str:
-    """End a job as an operator; return what the operator is told."""
+    """End a job as an operator; return "ended", or the refusal's status."""
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.post(
             f"http://{HOST}:{host.port}/admin/kill",
@@ -192,7 +192,7 @@ async def kill(host: NoopHost, job: Polled) -> str:
 
 
 async def one_round(stack: Stack, outage: Callable[[Stack], Awaitable[None]]) -> Tally:
-    """Send the jobs, begin the outage, end two jobs, count the ends."""
+    """Send the jobs, begin the outage, end three jobs, count the ends."""
     tally = Tally()
     said_before = stack.log().count(_REPEATED)
     polled = [Polled(stack.host) for _ in range(_POLLED)]
@@ -209,9 +209,11 @@ async def one_round(stack: Stack, outage: Callable[[Stack], Awaitable[None]]) ->
     waiting = asyncio.ensure_future(asyncio.wait(ends))
     out = asyncio.ensure_future(outage(stack))
     await asyncio.sleep(1)
-    # The first two jobs are among those that run, the last is among those that wait.
+    # The first two jobs run, the last one waits.
     killed = [*polled[:2], polled[-1]]
-    told = await asyncio.gather(*(kill(stack.host, job) for job in killed), return_exceptions=True)
+    answers = await asyncio.gather(
+        *(kill(stack.host, job) for job in killed), return_exceptions=True
+    )
     await out
     over = time.monotonic()
     await asyncio.wait([waiting], timeout=_BOUND_S)
@@ -222,7 +224,7 @@ async def one_round(stack: Stack, outage: Callable[[Stack], Awaitable[None]]) ->
     waiting.cancel()
     for job in polled:
         tally.reasons[job.description] += bool(job.description)
-    for job, answer in zip(killed, told, strict=True):
+    for job, answer in zip(killed, answers, strict=True):
         became = "ended" if "operator has ended" in job.description else "ran on"
         tally.kills[f"{answer if isinstance(answer, str) else 'no answer'}, {became}"] += 1
     after = stack.log().count(_REPEATED)
@@ -236,8 +238,8 @@ async def one_round(stack: Stack, outage: Callable[[Stack], Awaitable[None]]) ->
 def services() -> Iterator[tuple[dict[str, str], RedisServer, RayServer]]:
     """Start the services; return the server's environment, the broker and the cluster."""
     with contextlib.ExitStack() as stack:
-        told, redis = stack.enter_context(stores())
-        settings = {**os.environ, **told}
+        variables, redis = stack.enter_context(stores())
+        settings = {**os.environ, **variables}
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outages-"))
         memory = stack.enter_context(RedisServer(Path(folder)))
         kept = {"RAY_REDIS_ADDRESS": f"{HOST}:{memory.port}"}
@@ -248,7 +250,7 @@ def services() -> Iterator[tuple[dict[str, str], RedisServer, RayServer]]:
 
 @contextlib.asynccontextmanager
 async def started() -> AsyncIterator[Stack]:
-    """Start everything."""
+    """Start the services and the server."""
     with services() as (settings, redis, ray):
         async with noop_host(settings) as host:
             yield Stack(redis, ray, host)
@@ -260,34 +262,34 @@ async def until_ready(stack: Stack) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 answer = await http.get(f"http://{HOST}:{stack.host.port}/status")
-                (found, *_) = answer.json()["deployments"].values()
-                if found["replicas"] == {"0.8": 2} and len(found["nodes"]) == 2:
+                (deployment, *_) = answer.json()["deployments"].values()
+                if deployment["replicas"] == {"0.8": 2} and len(deployment["nodes"]) == 2:
                     return
             await asyncio.sleep(_LOOK_S)
 
 
 async def measure(kinds: list[str]) -> dict[str, Tally]:
-    """Begin each kind of outage."""
-    found = {}
+    """Run a round with each kind of outage."""
+    tallies = {}
     async with started() as stack:
         for kind in kinds:
             await asyncio.wait_for(until_ready(stack), _BOUND_S)
-            found[kind] = await one_round(stack, KINDS[kind])
-            print(kind, found[kind], flush=True)
-    return found
+            tallies[kind] = await one_round(stack, KINDS[kind])
+            print(kind, tallies[kind], flush=True)
+    return tallies
 
 
 def main() -> None:
-    """Take away, and print a table."""
+    """Run the outages, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []])
-    found = uvloop.run(measure(parser.parse_args().kinds or list(KINDS)))
-    columns = columns_of_ends([tally.ends for tally in found.values()])
+    tallies = uvloop.run(measure(parser.parse_args().kinds or list(KINDS)))
+    columns = columns_of_ends([tally.ends for tally in tallies.values()])
     shown = Table("outage", *columns, "killed", "calls repeated", "last end after")
-    for kind, tally in found.items():
-        kills = "; ".join(f"{count} {what}" for what, count in tally.kills.items())
+    for kind, tally in tallies.items():
+        kills = "; ".join(f"{count} {outcome}" for outcome, count in tally.kills.items())
         repeated = f"{tally.repeated}, then {tally.still_repeated}"
-        counts = (str(tally.ends[each]) for each in columns)
+        counts = (str(tally.ends[column]) for column in columns)
         shown.add_row(kind, *counts, kills, repeated, f"{tally.slowest_s:.0f} s")
     Console(width=180).print(shown)
 

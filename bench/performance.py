@@ -1,7 +1,7 @@
 """The figures of docs/performance.md: `python -m bench.performance [REPORT.json...]` writes its tables.
 
-Several reports are runs of one commit. Those of an earlier commit, and one of a run beside the original,
-have tables of their own. The text around them stays as it is.
+Several reports are runs of one commit. Reports of an earlier commit (`--before`), and a report of a run
+beside the original (`--original`), get separate tables. The text around the tables stays unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.compare import compared
 from bench.figures import Figure
-from bench.machine_state import said_of
+from bench.machine_state import describe_machine
 from bench.report import LATEST, Report
 from ndif.config.units import format_duration
 
@@ -40,7 +40,7 @@ def written(page: str, part: str) -> str:
 
 
 def part_of(report: Report, plots: dict[str, Path]) -> str:
-    """Return the machine, and a plot and a table of each scenario, as Markdown."""
+    """Return the machine, and the plot and table of each scenario, as Markdown."""
     return "\n".join(_lines(report, plots))
 
 
@@ -55,30 +55,30 @@ def _lines(report: Report, plots: dict[str, Path]) -> Iterator[str]:
 
 
 def since(before: Report, report: Report) -> Iterator[str]:
-    """Yield the lines of a table of what has changed since an earlier report."""
+    """Yield the lines of a table of changes since an earlier report."""
     yield "\n### Before and after\n"
     yield f"Before: {_measured(before)}\n"
     changes, _, _ = compared(before, report)
     rows = (
         (_title(scenario), name, *rest)
-        for scenario, name, *rest in (each.row() for each in changes)
+        for scenario, name, *rest in (change.row() for change in changes)
     )
     yield from table_of(("scenario", "figure", "before", "after", "change", ""), rows)
 
 
 def beside(peers: Report, report: Report) -> Iterator[str]:
-    """Yield the lines of a table of what a run beside a peer has found more than a report."""
+    """Yield the lines of a table of figures that only the run beside a peer has."""
     _, _, more = compared(report, peers)
     yield "\n### Beside the original\n"
     yield f"{_measured(peers)}\n"
     yield from table_of(
         ("scenario", "figure", "measured", "limit", "", "how"),
-        ((_title(each.scenario), *each.row()) for each in more),
+        ((_title(figure.scenario), *figure.row()) for figure in more),
     )
 
 
 def _measured(report: Report) -> str:
-    """Return the sentences that say where and when a report was made."""
+    """Return sentences on the machine and date of a report."""
     machine = report.machine
     versions = ", ".join(
         f"{name} {version}" for name, version in machine["versions"].items() if version
@@ -86,8 +86,9 @@ def _measured(report: Report) -> str:
     dirty = " with changes" if machine["is_dirty"] else ""
     commit = f", commit {machine['commit'][:12]}{dirty}" if machine["commit"] else ""
     return (
-        f"Measured on {machine['date'][:10]} in {format_duration(report.seconds)}: {said_of(machine)}, "
-        f"Python {machine['python']}, {versions}{commit}. A loop of five million steps took "
+        f"Measured on {machine['date'][:10]} in {format_duration(report.seconds)}: "
+        f"{describe_machine(machine)}, Python {machine['python']}, {versions}{commit}. "
+        f"A loop of five million steps took "
         f"{machine['loop_seconds']:.2f} s; the load was {machine['load_average'][0]:.1f} at the start."
     )
 
@@ -106,24 +107,24 @@ def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the part of the page, and the plots."""
+    """Write the figures into the page, and write the plots."""
     parser = argparse.ArgumentParser(prog="python -m bench.performance")
     parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT.json")
     parser.add_argument("--before", nargs="+", type=Path, help="reports of an earlier commit")
     parser.add_argument("--original", type=Path, help="report of a run beside the original")
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        report = Report.of_runs(said.reports or [LATEST])
+        report = Report.of_runs(options.reports or [LATEST])
         more = [
-            *([] if said.original is None else beside(Report.read(said.original), report)),
-            *([] if said.before is None else since(Report.of_runs(said.before), report)),
+            *([] if options.original is None else beside(Report.read(options.original), report)),
+            *([] if options.before is None else since(Report.of_runs(options.before), report)),
         ]
     except ValueError as error:
         parser.error(str(error))
-    from bench.plots import draw_all  # which takes a second to import
+    from bench.plots import draw_all  # the import takes a second
 
     for old in IMAGES.glob("performance-*.svg"):
-        old.unlink()  # a scenario may be gone
+        old.unlink()  # a scenario may have been removed
     part = "\n".join([part_of(report, draw_all(report, IMAGES)), *more])
     PAGE.write_text(written(PAGE.read_text(), part))
 

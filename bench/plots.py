@@ -1,7 +1,7 @@
-"""Plots of a report, one a scenario: `python -m bench.plots [REPORT.json] [FOLDER]`.
+"""Plots of a report, one per scenario: `python -m bench.plots [REPORT.json] [FOLDER]`.
 
-Each figure is drawn as a part of its limit, so that whatever holds is left of one line: a value that may
-be at most the limit is divided by it, one that must be at least the limit divides it.
+Each figure is drawn relative to its limit, so that all figures within their limits are left of one line. A
+value with an upper limit is divided by the limit; a lower limit is divided by the value.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bench.report import LATEST, RESULTS, Report
 from bench.sampling import quartiles
 
 MOST = 2.0
-"""Part of the limit at which a plot ends; what is beyond it is marked at its edge."""
+"""Right edge of a plot, relative to the limit; larger values are marked at the edge."""
 _HOLDS, _FAILS, _LIMIT = "#1f6f8b", "#b3261e", "#444444"
 _STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "ndif",  # ids of elements are else random
+    "svg.hashsalt": "ndif",  # otherwise the ids of elements are random
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
@@ -36,14 +36,14 @@ _WIDTH_IN, _ROW_IN, _AROUND_IN = 9.0, 0.42, 1.15
 
 
 def scenarios(figures: Sequence[Figure]) -> Iterator[tuple[str, list[Figure]]]:
-    """Yield each scenario with its figures that a plot can show: those with a limit that is not 0."""
+    """Yield each scenario with the figures that a plot can show: figures with a limit other than 0."""
     shown = [figure for figure in figures if figure.limit and (figure.at_most or figure.value > 0)]
     for scenario, group in groupby(shown, key=lambda figure: figure.scenario):
         yield scenario, [*group]
 
 
 def parts(figure: Figure) -> list[float]:
-    """Return the samples, or the value, as parts of the limit: what holds is at most 1."""
+    """Return the samples, or the value, relative to the limit: at most 1 if the limit holds."""
     assert figure.limit
     values = figure.samples or [figure.value]
     if figure.at_most:
@@ -72,7 +72,7 @@ def draw(scenario: str, figures: Sequence[Figure], file: Path) -> None:
         axes.set_xlabel("part of the limit: median, quartiles, all samples; left of the line holds")
         axes.set_title(scenario.replace("_", " "), loc="left", fontweight="bold")
         values = axes.secondary_yaxis("right")
-        values.set_yticks(range(len(figures)), [_said(figure) for figure in figures])
+        values.set_yticks(range(len(figures)), [_caption(figure) for figure in figures])
         values.tick_params(axis="y", length=0)
         values.spines[:].set_visible(False)
         drawing.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -93,7 +93,7 @@ def _draw_row(axes: Axes, row: int, figure: Figure) -> None:
         axes.scatter([MOST], [row], s=50, color=color, marker=">", zorder=3, clip_on=False)
 
 
-def _said(figure: Figure) -> str:
+def _caption(figure: Figure) -> str:
     sign = "≤" if figure.at_most else "≥"
     return f"{figure.value:.3g} {figure.unit}".rstrip() + f"  ({sign} {figure.limit:g})"
 
@@ -113,12 +113,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.plots")
     parser.add_argument("report", nargs="?", type=Path, default=LATEST, metavar="REPORT.json")
     parser.add_argument("folder", nargs="?", type=Path, default=RESULTS, metavar="FOLDER")
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        report = Report.read(said.report)
+        report = Report.read(options.report)
     except ValueError as error:
         parser.error(str(error))
-    for file in draw_all(report, said.folder).values():
+    for file in draw_all(report, options.folder).values():
         print(file)
 
 

@@ -1,6 +1,6 @@
 """Flame graphs of the servers of a benchmark, drawn by py-spy from outside.
 
-A profile takes time of the server that it is of: figures of a run with profiles compare with no others.
+Profiling slows the server down: figures of a run with profiles are not comparable with others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Graphs:
         self._name, self._numbers = name, itertools.count(1)
 
     def next(self) -> Path:
-        """Return the file of the next graph, where none is yet."""
+        """Return the path of the next graph, where no file exists yet."""
         file = self._folder / f"{self._name}-{next(self._numbers)}.svg"
         file.unlink(missing_ok=True)
         return file
@@ -42,7 +42,7 @@ _open: list[_Graphs] = []
 
 @contextlib.contextmanager
 def profiled(folder: Path) -> Iterator[None]:
-    """Draw each server that is started until it is left, as `SCENARIO-N.svg` in a folder."""
+    """Draw each server that starts within the context, as `SCENARIO-N.svg` in a folder."""
     _open.append(_Graphs(folder))
     try:
         yield
@@ -58,10 +58,10 @@ def of_scenario(name: str) -> None:
 
 @contextlib.contextmanager
 def drawn(pid: int) -> Iterator[None]:
-    """Draw a server that is ready, and the processes below it, if profiles are open.
+    """Draw a server that is ready, and its descendants, within a context of `profiled`.
 
     Raises:
-        RuntimeError: If py-spy may not look at it; the message is its output.
+        RuntimeError: If py-spy cannot attach to the server; the message is its output.
     """
     if not _open:
         yield
@@ -71,18 +71,18 @@ def drawn(pid: int) -> Iterator[None]:
     with tempfile.TemporaryFile("w+b") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
-        def said() -> str:
+        def output_text() -> str:
             return os.pread(output.fileno(), 1 << 20, 0).decode()
 
         try:
             deadline = time.monotonic() + _ATTACHED_S
-            while "Sampling process" not in said():
+            while "Sampling process" not in output_text():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"py-spy cannot draw process {pid}:\n{said()}")
+                    raise RuntimeError(f"py-spy cannot draw process {pid}:\n{output_text()}")
                 time.sleep(0.02)
             yield
         finally:
-            process.send_signal(signal.SIGINT)  # upon which it writes what it has seen
+            process.send_signal(signal.SIGINT)  # py-spy then writes the graph
             process.wait(_WRITTEN_S)
         if not graph.exists():
-            print(f"py-spy has seen process {pid} do nothing:\n{said()}", file=sys.stderr)
+            print(f"py-spy has seen process {pid} do nothing:\n{output_text()}", file=sys.stderr)

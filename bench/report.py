@@ -18,10 +18,10 @@ LATEST = RESULTS / "latest.json"
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of one run, and the machine that they are of."""
+    """The figures of one run, and its machine."""
 
     machine: dict[str, Any]
-    """As `bench.machine_state.machine_state` has it."""
+    """A result of `bench.machine_state.machine_state`."""
     began: float
     seconds: float
     figures: list[Figure]
@@ -31,19 +31,19 @@ class Report:
         """Return the report in a file.
 
         Raises:
-            ValueError: If there is none; the message is a sentence.
+            ValueError: If the file has no report; the message is a sentence.
         """
         try:
-            said = json.loads(path.read_text())
-            known = {field.name for field in fields(Figure)}
+            content = json.loads(path.read_text())
+            names = {field.name for field in fields(Figure)}
             figures = [
-                Figure(**{name: value for name, value in each.items() if name in known})
-                for each in said["figures"]
+                Figure(**{name: value for name, value in row.items() if name in names})
+                for row in content["figures"]
             ]
-            machine = said["machine"]
-            # A report of an older form has a part of it.
+            machine = content["machine"]
+            # A report in an older form has only a part of the fields.
             machine["cpu"], machine["memory_bytes"], machine["loop_seconds"]
-            return Report(machine, said["began"], said["seconds"], figures)
+            return Report(machine, content["began"], content["seconds"], figures)
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -51,12 +51,12 @@ class Report:
 
     @staticmethod
     def of_runs(paths: Sequence[Path]) -> Report:
-        """Return one report of several runs of a commit, whose figures are medians of all their samples.
+        """Return one report of several runs of a commit; its figures are medians of all samples.
 
-        Machine, order and explanations are those of the last run.
+        Machine, order and explanations come from the last run.
 
         Raises:
-            ValueError: If a file is not a report, or two are of different commits.
+            ValueError: If a file is not a report, or if two reports have different commits.
         """
         runs = [Report.read(path) for path in paths]
         if len({run.machine["commit"] for run in runs}) > 1:
@@ -65,7 +65,7 @@ class Report:
         for run in runs:
             for figure in run.figures:
                 alike[figure.scenario, figure.name].append(figure)
-        figures = [_of_runs(alike[each.scenario, each.name]) for each in runs[-1].figures]
+        figures = [_of_runs(alike[figure.scenario, figure.name]) for figure in runs[-1].figures]
         seconds = sum(run.seconds for run in runs)
         return Report(runs[-1].machine, runs[0].began, seconds, figures)
 
@@ -76,9 +76,9 @@ class Report:
 
 
 def _of_runs(figures: Sequence[Figure]) -> Figure:
-    """Return a figure of several runs; one that each run measured once has their values as its samples."""
+    """Return a figure of several runs; if each run measured it once, their values are its samples."""
     if len(figures) == 1:
         return figures[0]
-    samples = [value for each in figures for value in each.samples or [each.value]]
+    samples = [value for figure in figures for value in figure.samples or [figure.value]]
     how = f"{figures[-1].how}; {len(figures)} runs".removeprefix("; ")
     return replace(figures[-1], value=statistics.median(samples), samples=samples, how=how)

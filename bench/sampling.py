@@ -1,6 +1,6 @@
-"""Samples of several ways to do one thing, taken in turn, with the machine's state beside each.
+"""Samples of several ways to do one thing, taken in turn, with a check of the machine's other load.
 
-It needs the standard library alone: clients of every generation import it.
+This module needs only the standard library: clients of every generation import it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 MARK = "NDIF_BENCH"
-"""Environment variable that a benchmark's own processes inherit."""
+"""Environment variable that marks a benchmark's own processes, which inherit it."""
 BUSY = 0.05
-"""Part of the machine's cores above which other programs' work makes a sample a busy one."""
+"""Share of the machine's cores above which other programs' work makes a round busy."""
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _STEAL = 8
 _PF_KTHREAD = 0x00200000
 
 
 class Neighbours:
-    """The processor time that belongs to no process of this benchmark."""
+    """The processor time of all processes outside this benchmark."""
 
     def __init__(self, mark: str = MARK) -> None:
-        """Look at the processes there are, of which those with the mark are this benchmark's."""
+        """Record the current processes; processes with the variable `mark` belong to this benchmark."""
         self._mark = f"{mark}=".encode()
         self._ours: dict[tuple[int, int], bool] = {}
         self._before: dict[tuple[int, int], int] = {}
@@ -36,73 +36,75 @@ class Neighbours:
         self.used_s()
 
     def used_s(self) -> float:
-        """Return the seconds, of all cores, that others took since the last call (`proc(5)`)."""
+        """Return the core-seconds that other processes used since the last call (`proc(5)`)."""
         now: dict[tuple[int, int], int] = {}
         for entry in os.scandir("/proc"):
             if not entry.name.isdecimal():
                 continue
             try:
                 fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-                one = (int(entry.name), int(fields[19]))
-                if one not in self._ours:
-                    self._ours[one] = self._is_ours(entry.path, *map(int, (fields[1], fields[6])))
-            except OSError:  # it ended just now
+                process = (int(entry.name), int(fields[19]))
+                if process not in self._ours:
+                    self._ours[process] = self._is_ours(
+                        entry.path, *map(int, (fields[1], fields[6]))
+                    )
+            except OSError:  # the process has just ended
                 continue
-            if not self._ours[one]:
-                now[one] = int(fields[11]) + int(fields[12])
-        ticks = sum(used - self._before.get(one, 0) for one, used in now.items())
+            if not self._ours[process]:
+                now[process] = int(fields[11]) + int(fields[12])
+        ticks = sum(used - self._before.get(process, 0) for process, used in now.items())
         steal = int(Path("/proc/stat").read_text().split(maxsplit=_STEAL + 1)[_STEAL])
         ticks += steal - self._steal
         self._before, self._steal = now, steal
         return ticks * _TICK_S
 
     def _is_ours(self, path: str, parent: int, flags: int) -> bool:
-        """Return True for a kernel's thread, a process with the mark, and a child of such a one."""
+        """Return True for a kernel thread, a process with the mark, and a child of either."""
         if flags & _PF_KTHREAD:
             return True
         if any(is_ours for (pid, _), is_ours in self._ours.items() if pid == parent):
             return True
         try:
             return self._mark in Path(path, "environ").read_bytes()
-        except PermissionError:  # another user's
+        except PermissionError:  # another user's process
             return False
 
 
 @dataclass
 class Samples:
-    """The seconds of each way, a value a round, without rounds beside other programs' work."""
+    """The seconds of each way, one value per round, without rounds with other programs' work."""
 
     seconds: dict[str, list[float]]
     busy: int = 0
-    """Rounds that are left out."""
+    """Number of busy rounds."""
     is_busy_machine: bool = False
-    """True if too few rounds were quiet, so that all are kept."""
+    """True if too few rounds were quiet, so that busy rounds are kept, too."""
     more: dict[str, Any] = field(default_factory=dict)
 
     def median(self, way: str) -> float:
         """Return the median of a way, in seconds."""
         return statistics.median(self.seconds[way])
 
-    def each(self, of: Callable[..., float], *ways: str) -> list[float]:
-        """Return a value of each round: `of` the seconds of these ways."""
+    def per_round(self, of: Callable[..., float], *ways: str) -> list[float]:
+        """Return one value per round: `of`, applied to the seconds of these ways."""
         return [of(*row) for row in zip(*(self.seconds[way] for way in ways), strict=True)]
 
     @property
-    def said(self) -> str:
-        """Return a phrase about what the samples are worth."""
+    def summary(self) -> str:
+        """Return a phrase on the number of rounds and the quality of the samples."""
         kept = len(next(iter(self.seconds.values())))
         if self.is_busy_machine:
             return f"{kept} rounds, {self.busy} of them beside other programs"
         return f"{kept} rounds" + (f", {self.busy} busy ones left out" if self.busy else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `of_json` reads."""
+        """Return text that `of_json` reads."""
         return dict(vars(self))
 
     @staticmethod
-    def of_json(said: Mapping[str, Any]) -> Samples:
-        """Return the samples that another process has taken."""
-        return Samples(**said)
+    def of_json(fields: Mapping[str, Any]) -> Samples:
+        """Return samples of another process."""
+        return Samples(**fields)
 
 
 def in_turn(
@@ -112,12 +114,12 @@ def in_turn(
     warm_up: int = 3,
     pause_s: float = 0.15,
 ) -> Samples:
-    """Sample each way once a round, each after the same pause and in an order of the round's own.
+    """Sample each way once a round, after equal pauses and in a different order in each round.
 
-    A way returns what it measured itself, or None to have its time taken. Rounds during which other
-    programs took more than `BUSY` of the machine are repeated, up to as many again. The orders are random,
-    and the same in each run: what comes back at intervals, such as a client's collection of garbage in
-    every fourth trace, would meet the same way each time if the orders came back too.
+    A way returns its own measurement, or None for the time of its call. Rounds in which other programs
+    used more than `BUSY` of the machine are repeated, at most `rounds` times. The orders are random, but
+    the same in each run. With periodic orders, a periodic event would always affect the same way: for
+    example a client's garbage collection in every fourth trace.
     """
     names, orders = [*ways], random.Random(0)
     others, cores = Neighbours(), os.cpu_count() or 1
@@ -143,7 +145,7 @@ def in_turn(
 async def in_turn_on_loop(
     ways: Mapping[str, Callable[[], Coroutine[Any, Any, float | None]]], **taken: Any
 ) -> Samples:
-    """Sample coroutines of this loop, which goes on during the pauses; see `in_turn`."""
+    """Sample coroutines of this loop, which continues to run during the pauses; see `in_turn`."""
     loop = asyncio.get_running_loop()
 
     def blocking(
@@ -157,14 +159,14 @@ async def in_turn_on_loop(
 
 
 def timed(run: Callable[[], float | None]) -> float:
-    """Return what a run measured itself, or its seconds."""
+    """Return a run's own measurement, or the seconds of the call."""
     began = time.perf_counter()
     measured = run()
     return time.perf_counter() - began if measured is None else measured
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Return the value below which this part of all lies."""
+    """Return the value at this quantile, from 0 to 1."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 

@@ -1,4 +1,4 @@
-"""A scenario, and the site at which it is measured."""
+"""A scenario, and the site of its measurement."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Protocol
 from bench.figures import Figure
 from bench.sampling import MARK
 from bench.servers.processes import CACHE, older_runtimes
-from prepare_model import prepare  # an example
+from prepare_model import prepare  # in examples/
 
 CLIENTS = ("0.8", "0.7")
-"""The nnsight of clients that every server is measured with."""
+"""The clients' versions of nnsight with which every server is measured."""
 _PEER = re.compile(
     r"(?P<name>[^=]+)=(?P<url>https?://[^#]+?)(#(?P<key>.*?))?(@(?P<nnsight>0(\.\d+)+))?"
 )
@@ -23,26 +23,26 @@ _PEER = re.compile(
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs somewhere, ours or another's that the clients can use."""
+    """A running server that nnsight clients can use, of this project or another."""
 
     name: str
     url: str
     key: str = ""
     clients: tuple[str, ...] = CLIENTS
-    """The nnsight of the clients that it serves: a generation, or one release."""
+    """The nnsight version of its clients: a generation, or one release."""
 
     @staticmethod
     def parse(text: str) -> Server:
         """Return the server that `NAME=URL[#KEY][@NNSIGHT]` names.
 
         Raises:
-            ValueError: If it names none.
+            ValueError: If the text does not have this form.
         """
-        said = _PEER.fullmatch(text)
-        if said is None:
+        match = _PEER.fullmatch(text)
+        if match is None:
             raise ValueError(f"{text!r} is not NAME=URL[#KEY][@NNSIGHT].")
-        clients = (said["nnsight"],) if said["nnsight"] else CLIENTS
-        return Server(said["name"], said["url"].rstrip("/"), said["key"] or "", clients)
+        clients = (match["nnsight"],) if match["nnsight"] else CLIENTS
+        return Server(match["name"], match["url"].rstrip("/"), match["key"] or "", clients)
 
     @property
     def way(self) -> dict[str, str]:
@@ -59,11 +59,11 @@ class Site:
     environment: dict[str, str]
     """The variables of a server."""
     peers: tuple[Server, ...] = ()
-    """Servers that scenarios of traces measure in turn with ours."""
+    """Servers that scenarios of traces measure in turn with this project's server."""
     seconds: float | None = None
-    """The time that a scenario with a load may take, if it is said."""
+    """Seconds of a scenario with a load; None for the scenario's default."""
     full: bool = False
-    """True if also what takes longer is measured."""
+    """True to include measurements that take longer."""
 
     @staticmethod
     def here(
@@ -77,7 +77,7 @@ class Site:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Return the nnsight of clients: those for every server, and those that only a peer serves."""
+        """Return the clients' versions of nnsight: for every server, then for peers only."""
         return _clients(self.peers)
 
     def peers_of(self, nnsight: str) -> list[Server]:
@@ -86,7 +86,9 @@ class Site:
 
 
 def _clients(peers: Iterable[Server]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*CLIENTS, *(each for peer in peers for each in peer.clients))))
+    return tuple(
+        dict.fromkeys((*CLIENTS, *(nnsight for peer in peers for nnsight in peer.clients)))
+    )
 
 
 class Scenario(Protocol):
@@ -96,4 +98,4 @@ class Scenario(Protocol):
 
     @staticmethod
     def measure(site: Site) -> Iterable[Figure]:
-        """Return figures, one after the other as they are measured."""
+        """Yield each figure once it is measured."""

@@ -27,12 +27,12 @@ def sample(
 ) -> Samples:
     """Run a block of `bench.clients.traces` in each way, as a client that reads models from `hub`.
 
-    The instant server answers with what the first server of `ways` has answered. `compress` is what the
-    client asks for, by default as nnsight does.
+    The instant server answers with the answer of the first server in `ways`. `compress`: request
+    compression, as nnsight does by default.
     """
     with contextlib.ExitStack() as stack:
         ready = stack.enter_context(tempfile.TemporaryDirectory())
-        said = {
+        specification = {
             "block": block,
             "ways": dict(ways),
             "taken": taken,
@@ -40,6 +40,6 @@ def sample(
             "compress": compress,
         }
         if with_instant:
-            said["ways"][INSTANT] = {"url": stack.enter_context(instant(Path(ready)))}
-        out = client("traces", generation, hub, json.dumps(said))
+            specification["ways"][INSTANT] = {"url": stack.enter_context(instant(Path(ready)))}
+        out = client("traces", generation, hub, json.dumps(specification))
     return Samples.of_json(json.loads(out.stdout.splitlines()[-1]))

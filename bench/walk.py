@@ -1,8 +1,9 @@
-"""The walk of one warm request through the server: `python -m bench.walk`.
+"""The path of one warm request through the server's files: `python -m bench.walk`.
 
 A server of one process, whose model does nothing, serves requests of nnsight 0.8 until it is warm. A
-profiler then sees every call of some requests, one by one. The files of ndif with at least one call in each
-of them are printed in the order of their first. Telemetry, schema and settings are listed apart.
+profiler then records all calls of some requests, one request at a time. The program prints the files of
+ndif with at least one call in every request, in the order of their first call. Telemetry, schema and
+settings are listed separately.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Walk:
         self.calls = 0
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """Note a call; the form of a function for `sys.setprofile`."""
+        """Record a call; the signature is the one of `sys.setprofile`."""
         if event == "call" and frame.f_code.co_filename.startswith(_SOURCE):
             functions = self.files.setdefault(frame.f_code.co_filename.removeprefix(_SOURCE), [])
             self.calls += 1
@@ -49,36 +50,36 @@ class Walk:
 
 
 def walk(port: int, loop: asyncio.AbstractEventLoop) -> Walk:
-    """Send requests to the server that `loop` runs, and return the walk that they have in common."""
-    found = [Walk() for _ in range(_SEEN)]
+    """Send requests to the server that `loop` runs; return the files and calls that all have in common."""
+    walks = [Walk() for _ in range(_SEEN)]
 
     async def send() -> None:
         user = User(port)
         await user.connect()
         for _ in range(_WARM):
             await user.run()
-        for each in found:
-            loop.call_soon_threadsafe(sys.setprofile, each)
+        for recorded in walks:
+            loop.call_soon_threadsafe(sys.setprofile, recorded)
             await user.run()
             loop.call_soon_threadsafe(sys.setprofile, None)
-            await asyncio.sleep(0.2)  # updates and records of the one before
+            await asyncio.sleep(0.2)  # updates and records of the previous request
         user.close()
 
     asyncio.run(send())
-    last = found[-1]
-    common = set(last.files).intersection(*(each.files for each in found))
+    last = walks[-1]
+    common = set(last.files).intersection(*(recorded.files for recorded in walks))
     last.files = {name: names for name, names in last.files.items() if name in common}
     return last
 
 
-def show(found: Walk) -> None:
+def show(common: Walk) -> None:
     """Print the walk."""
-    counted = {name: names for name, names in found.files.items() if not name.startswith(_APART)}
+    counted = {name: names for name, names in common.files.items() if not name.startswith(_APART)}
     for name, functions in counted.items():
         print(f"{name:40} {', '.join(functions)}")
-    print(f"{len(counted)} files; beside them {len(found.files) - len(counted)}: ", end="")
-    print(", ".join(name for name in found.files if name not in counted))
-    print(f"{found.calls} calls")
+    print(f"{len(counted)} files; beside them {len(common.files) - len(counted)}: ", end="")
+    print(", ".join(name for name in common.files if name not in counted))
+    print(f"{common.calls} calls")
 
 
 async def _serve(folder: Path) -> None:

@@ -30,7 +30,7 @@ _IMPORTED = (
     *("ndif.control.account_operations", "ndif.stores.accounts.sql.accounts"),
     *("alembic.command", "dateutil.rrule", "httpcore", "httpx", "icalendar", "multiprocessing"),
 )
-"""Modules that the commands import, each as it is called."""
+"""Modules that the commands import lazily."""
 
 
 @cache
@@ -42,8 +42,8 @@ def server_of_forks() -> ForkServer:
 def ndif(
     *arguments: str | Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in an environment; the result is that of `subprocess.run`."""
-    given = [str(each) for each in arguments]
+    """Run a command to its end in an environment; return a result as `subprocess.run` does."""
+    given = [str(word) for word in arguments]
     if not server_of_forks().takes(environment):
         return subprocess.run(
             [NDIF, *given],
@@ -57,7 +57,7 @@ def ndif(
 
 
 def main() -> None:
-    """Be `ndif`. A server of one model forks its processes, as one of many models does."""
+    """Run `ndif`. A server of one model forks its model processes, as a server of many models does."""
     from ndif.cli.main import cli
     from ndif.host.fork_server import ForkServers
 

@@ -1,4 +1,4 @@
-"""Shared fixtures: tiny models, a loopback hub, installed runtimes, one server, a client of each kind."""
+"""Shared fixtures: tiny models, a loopback hub, installed runtimes, servers, a client per generation."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ pytest_plugins = [
 CACHE = Path(__file__).parent.parent / ".cache"
 NAME = "test-org/tiny-gpt2"
 WIDE = "test-org/wide"
-"""The same model, by another name."""
+"""Another name of the same model."""
 ADAPTER = "test-org/tiny-adapter"
 OLDER = ("0.7", "0.6")
 
-# Processes of the tests find tests/templates/sitecustomize.py in a folder of this run's own.
+# Processes of the tests import tests/templates/sitecustomize.py from a folder that belongs to this run.
 _TEMPLATES = "ndif-templates-"
 _FOUND = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-_FOLDER = next((each for each in _FOUND if _TEMPLATES in each), None)
-if _FOLDER is None:  # else from the parent of this test process
+_FOLDER = next((folder for folder in _FOUND if _TEMPLATES in folder), None)
+if _FOLDER is None:  # otherwise the parent of this test process made the folder
     _FOLDER = tempfile.mkdtemp(prefix=_TEMPLATES)
     Path(_FOLDER, "owner").write_text(str(os.getpid()))
     for _file in (Path(__file__).parent / "templates").glob("*.py"):
@@ -57,27 +57,29 @@ prepare_http()
 
 @pytest.fixture(autouse=True)
 def _settings_of_each_test() -> None:
-    """A process reads its settings once, and each test stands for a process of its own."""
+    """Clear the cached settings: a process reads them once, and each test stands for a new process."""
     settings.cache_clear()
 
 
 @pytest.fixture
 def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork servers that start as they do where they serve users."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(each for each in _FOUND if each != _FOLDER))
+    """Fork servers start without templates, as they do in production."""
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(folder for folder in _FOUND if folder != _FOLDER)
+    )
 
 
 @pytest.fixture(scope="session")
 def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-2 of a few thousand parameters, with a tokenizer."""
-    from tests.tiny_models import make_gpt2  # torch and transformers, which most tests do without
+    from tests.tiny_models import make_gpt2  # imports torch, which most tests do not need
 
     return make_gpt2(tmp_path_factory.mktemp("models") / "tiny-gpt2")
 
 
 @pytest.fixture(scope="session")
 def tiny_adapter(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter for it."""
+    """An adapter for the tiny GPT-2."""
     from tests.tiny_models import make_adapter
 
     return make_adapter(tmp_path_factory.mktemp("models") / "tiny-adapter", tiny_gpt2)
@@ -85,7 +87,7 @@ def tiny_adapter(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def hub_url(tiny_gpt2: Path, tiny_adapter: Path) -> Iterator[str]:
-    """A hub on loopback that gives the tiny models away, weights and all."""
+    """A hub on loopback that serves the tiny models with their weights."""
     hub = HfMirror(share_weights=True)
     hub.serve(MirroredModel(NAME, tiny_gpt2, None, "text-generation"))
     hub.serve(MirroredModel(WIDE, tiny_gpt2, None, "text-generation"))
@@ -101,7 +103,7 @@ def runtimes() -> Path:
     environment = {**os.environ, "NDIF_RUNTIMES_DIR": str(folder)}
     folder.mkdir(parents=True, exist_ok=True)
     with (CACHE / "runtimes.lock").open("w") as lock:
-        # Test processes run side by side, and in a fresh clone all of them find it missing at once.
+        # Test processes run in parallel; in a fresh clone all of them find the folder missing at once.
         fcntl.flock(lock, fcntl.LOCK_EX)
         for generation in OLDER:
             if not (folder / generation).is_dir():
@@ -111,7 +113,7 @@ def runtimes() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The folder of the demo's model, a real one; made once and kept between runs."""
+    """The folder of the demo's model, which has real weights; made once and kept between runs."""
     folder = CACHE / "smollm2-135m"
     CACHE.mkdir(exist_ok=True)
     with (CACHE / "smollm2.lock").open("w") as lock:
@@ -126,7 +128,7 @@ def smollm2() -> Path:
 def server_environment(
     hub_url: str, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """The environment in which a server can find models and runtimes without leaving this machine."""
+    """Variables with which a server finds models and runtimes on this machine alone."""
     return {
         "HF_ENDPOINT": hub_url,
         "HF_HOME": str(tmp_path_factory.mktemp("server-hf")),
@@ -146,7 +148,7 @@ def server(server_environment: dict[str, str]) -> Iterator[LocalServer]:
 
 
 def client_environment(server: LocalServer, home: Path, overlay: Path | None) -> dict[str, str]:
-    """An offline client: it knows nothing but the server."""
+    """Return the variables of an offline client, which reaches only the server."""
     return {
         "NDIF_HOST": server.url,
         "HF_ENDPOINT": f"{server.url}/hub",
@@ -158,7 +160,7 @@ def client_environment(server: LocalServer, home: Path, overlay: Path | None) ->
 
 @pytest.fixture(scope="session")
 def sandboxed(server_environment: dict[str, str]) -> Iterator[LocalServer]:
-    """The same server, trusting nobody; webhooks and mails may reach this machine."""
+    """The same server with `--sandbox`; webhooks and mails may reach this machine."""
     environment = {**server_environment, "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8"}
     started = LocalServer(NAME, "--sandbox", environment=environment)
     try:
@@ -168,7 +170,7 @@ def sandboxed(server_environment: dict[str, str]) -> Iterator[LocalServer]:
 
 
 class Clients:
-    """A client of each generation, started when it is first asked for, and kept."""
+    """A client of each generation, started at its first use and kept."""
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class Clients:
         self._started: dict[str, Client] = {}
 
     def __getitem__(self, generation: str) -> Client:
-        """The client of a generation."""
+        """Return the client of a generation."""
         if generation not in self._started:
             overlay = None if generation == "0.8" else self._runtimes / generation
             scenarios = "scenarios_headers" if overlay else "scenarios_08"
@@ -194,7 +196,7 @@ class Clients:
         return self._started[generation]
 
     def close(self) -> None:
-        """End them all."""
+        """End all clients."""
         for client in self._started.values():
             client.close()
 
@@ -203,7 +205,7 @@ class Clients:
 def clients(
     server: LocalServer, tiny_gpt2: Path, runtimes: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Clients]:
-    """Clients of the server that trusts them."""
+    """Clients of the server without a sandbox."""
     started = Clients(server, tiny_gpt2, runtimes, tmp_path_factory)
     yield started
     started.close()
@@ -216,7 +218,7 @@ def untrusted(
     runtimes: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Clients]:
-    """Clients of the server that trusts nobody."""
+    """Clients of the sandboxed server."""
     started = Clients(sandboxed, tiny_gpt2, runtimes, tmp_path_factory)
     yield started
     started.close()
@@ -242,13 +244,13 @@ def client_06(clients: Clients) -> Client:
 
 @pytest.fixture(scope="session")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a library that stands for NVML."""
+    """The folder of a fake NVML library."""
     return pretend_driver(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
 def machine(nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine whose cards that library tells of."""
+    """A machine whose GPUs the fake NVML library reports."""
     machine = Machine(tmp_path / "machine")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml))
     monkeypatch.setenv("PRETEND_NVML", str(machine.file))

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 MOST = 20
-"""Files and fixtures that a run names."""
+"""Number of files and fixtures in a table."""
 _CGROUPS = Path("/sys/fs/cgroup/cpuacct")
 
 _fixtures: list[tuple[str, str, float, float]] = []
-"""Name, phase, seconds and core-seconds of what fixtures did since the last report."""
+"""Name, phase, seconds and core-seconds of each fixture since the last report."""
 _cgroup: Path | None = None
 _usage = -1
-"""Descriptor of the cgroup's usage, for a test may replace the methods of `Path`."""
+"""Descriptor of the cgroup's usage file: a test may replace the methods of `Path`."""
 
 
 def _core_seconds() -> float:
-    """Return the core-seconds of this process and all below it; without a cgroup, only of ended ones."""
+    """Return the core-seconds of this process and its descendants; without a cgroup, of ended ones only."""
     if _usage >= 0:
         return int(os.pread(_usage, 64, 0)) / 1e9
     times = os.times()
@@ -34,7 +34,7 @@ def _core_seconds() -> float:
 
 
 def _enter_cgroup() -> None:
-    """Count this process and its descendants together, where a cgroup of version 1 can be made."""
+    """Count this process and its descendants together, if a version 1 cgroup can be made."""
     global _cgroup, _usage
     folder = _CGROUPS / f"ndif-tests-{os.getpid()}"
     with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
             spent = time.monotonic() - seconds, _core_seconds() - cores
             _fixtures.append((name, phase, *spent))
 
-    # Finalizers run in reverse: this one after the fixture's own, the one below before it.
+    # Finalizers run in reverse: this one after the fixture's own, the one below before the fixture's own.
     fixturedef.addfinalizer(lambda: note("teardown"))
     began.append((time.monotonic(), _core_seconds()))
     try:
@@ -126,7 +126,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 
 @dataclass
 class Cost:
-    """Seconds of each phase, and core-seconds of all."""
+    """Seconds of each phase, and core-seconds of all phases."""
 
     setup: float = 0.0
     call: float = 0.0
@@ -145,7 +145,7 @@ class Cost:
         return self.setup + self.call + self.teardown
 
 
-@dataclass(eq=False)  # pytest keeps it in a set
+@dataclass(eq=False)  # pytest keeps plugins in a set
 class Summary:
     """Sums of all reports of a run, of every test process."""
 
@@ -158,7 +158,7 @@ class Summary:
             "setup",
             "call",
             "teardown",
-        ):  # xdist's, of a worker that has crashed
+        ):  # xdist reports a crashed worker with another phase
             return
         file = report.nodeid.partition("::")[0]
         parts = Path(file).parts
@@ -186,9 +186,9 @@ class Summary:
 
 
 def table(costs: dict[str, Cost], *, by_cores: bool) -> list[str]:
-    """Return a table of the most expensive, by core-seconds or by seconds."""
+    """Return a table of the highest costs, by core-seconds or by seconds."""
     ranked = sorted(
-        costs.items(), key=lambda each: each[1].cores if by_cores else each[1].seconds, reverse=True
+        costs.items(), key=lambda row: row[1].cores if by_cores else row[1].seconds, reverse=True
     )
     total = Cost(count=sum(cost.count for cost in costs.values()))
     for cost in costs.values():

@@ -1,7 +1,7 @@
-"""A pytest plugin that says what a failed run needs to be understood.
+"""A pytest plugin that adds diagnostics to a failed run.
 
-A failed test prints the last lines of the servers that it used, one that hangs the stacks of all its
-processes. The run ends with the machine's load, and with every test that was given a second try.
+A failed test prints the last lines of the servers that it used; a test that hangs prints the stacks of all
+its processes. The run ends with the machine's load, and with everything that was tried a second time.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _BEGAN = pytest.StashKey[float]()
 _RETRIED = "retried"
 
 retried: list[str] = []
-"""Names of all that was tried a second time in this process, with the reason."""
+"""Names of everything that this process tried a second time, with the reason."""
 
 
-def retry(what: str, why: str) -> None:
-    """Record that something is tried a second time; the run's end tells."""
-    retried.append(f"{what}: {why}")
+def retry(subject: str, reason: str) -> None:
+    """Record a second try for the summary at the end of the run."""
+    retried.append(f"{subject}: {reason}")
 
 
 def stacks(pid: int | None = None) -> str:
-    """Return the stacks of a process and all that it has started, as far as they run Python."""
-    found = []
+    """Return the stacks of a process and of its descendants that run Python."""
+    sections = []
     for number in family(pid or os.getpid()):
         if number == os.getpid():
             continue
         try:
-            each = psutil.Process(number)
-            command = " ".join(each.cmdline())
+            process = psutil.Process(number)
+            command = " ".join(process.cmdline())
             dumped = subprocess.run(
-                [_PY_SPY, "dump", "--nonblocking", "--pid", str(each.pid)],
+                [_PY_SPY, "dump", "--nonblocking", "--pid", str(process.pid)],
                 capture_output=True,
                 text=True,
                 timeout=60,
@@ -54,17 +54,19 @@ def stacks(pid: int | None = None) -> str:
         except (psutil.Error, OSError, subprocess.TimeoutExpired):
             continue
         if "python" in command:
-            found.append(f"--- {each.pid} {each.status()} {command[:150]}\n{dumped.stdout}")
-    return "\n".join(found)
+            sections.append(
+                f"--- {process.pid} {process.status()} {command[:150]}\n{dumped.stdout}"
+            )
+    return "\n".join(sections)
 
 
-def said_by_servers(since: float) -> list[tuple[str, str]]:
-    """Return a title and the last lines of each server that has said something since, or runs."""
+def last_lines_of_servers(since: float) -> list[tuple[str, str]]:
+    """Return a title and the last lines of each server that runs or has printed a line since then."""
     from tests.clients.harness import LocalServer
 
     sections = []
-    for server in [*LocalServer.known]:
-        if server.process.poll() is not None and server.said_at < since:
+    for server in [*LocalServer.recent]:
+        if server.process.poll() is not None and server.printed_at < since:
             continue
         lines = [*server.output]
         name = " ".join(map(str, server.process.args[1:4]))  # type: ignore[index]
@@ -83,7 +85,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Before a hung test is failed, and its servers end with it: the stacks of its processes."""
+    """Take the stacks of a hung test's processes before the test fails and its servers end."""
     answer = yield
     ours = signal.getsignal(signal.SIGALRM)
     if callable(ours):
@@ -100,7 +102,7 @@ def pytest_timeout_set_timer(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
     if report.failed:
-        report.sections += said_by_servers(item.stash.get(_BEGAN, 0.0))
+        report.sections += last_lines_of_servers(item.stash.get(_BEGAN, 0.0))
         if _STACKS in item.stash:
             report.sections.append(("stacks of its processes", item.stash[_STACKS]))
     return report
@@ -119,10 +121,10 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("this run")
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     terminalreporter.write_line(
         f"load of the last 1, 5 and 15 minutes: {load}, on {os.cpu_count()} cores"
     )
     terminalreporter.write_line(f"tried a second time: {len(retried)}")
-    for each in retried:
-        terminalreporter.write_line(f"  {each}")
+    for retry_line in retried:
+        terminalreporter.write_line(f"  {retry_line}")

@@ -1,4 +1,4 @@
-"""Processes that have imported what a program needs, and fork it for each call.
+"""Fork servers: processes that have imported a program's modules, and fork the program for each call.
 
 Usage: python -m tests.fork_server FD PROGRAM MODULE…: import the modules, then fork PROGRAM, a
 `module:function`, for each order on FD. An import of torch takes two seconds of a core.
@@ -46,25 +46,25 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._pidfd = pidfd
         self._status = status
-        """Tells the exit code; its end alone, that the fork server has ended, and all that it forked."""
+        """A pipe for the exit code. If it closes without one, the fork server and its forks have ended."""
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send the program a signal, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the program."""
         self.send_signal(signal.SIGKILL)
 
     def poll(self) -> int | None:
-        """Return its exit code, or minus a signal's number; None while it runs."""
+        """Return the program's exit code, or minus a signal's number; None while it runs."""
         if self.returncode is None and select.select([self._status], [], [], 0)[0]:
             self.returncode = int(os.read(self._status, 16) or -signal.SIGKILL)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code once it has ended."""
+        """Return the program's exit code once it has ended."""
         if self.returncode is None and not select.select([self._status], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired(list(self.args), timeout or 0)
         code = self.poll()
@@ -72,7 +72,7 @@ class ForkedProcess:
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[int, str, str]:
-        """Return its exit code, and what it printed, once it has ended; end it after `timeout` seconds."""
+        """Return exit code, output and errors at the program's end; kill it after `timeout` seconds."""
         patience = threading.Timer(timeout or threading.TIMEOUT_MAX, self.kill)
         patience.daemon = True
         patience.start()
@@ -94,7 +94,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The fork server of one program in this process. It ends with this process."""
+    """This process's fork server of one program. The fork server ends with this process."""
 
     def __init__(
         self,
@@ -103,11 +103,14 @@ class ForkServer:
         folder: Path | None = None,
         command: Sequence[str] = (),
     ) -> None:
-        """`folder`: goes in front on the program's path. `command`: as the program is called elsewhere."""
+        """Start the fork server.
+
+        `folder`: comes first on the program's path. `command`: the command line that calls the program.
+        """
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._command = list(command)
-        # Without a library's path that one test has set.
+        # Not the library path that a single test has set.
         kept = {name: os.environ[name] for name in os.environ if not name.startswith("LD_")}
         self._environment = kept | _LIBRARIES
         path = [str(folder), *_path(kept)] if folder else _path(kept)
@@ -120,7 +123,7 @@ class ForkServer:
             )
 
     def takes(self, environment: Mapping[str, str]) -> bool:
-        """Return True if a fork can have these variables: a process reads some as it starts."""
+        """Return True if a fork can have these variables: a process reads some only at its start."""
         read = (name for name in environment if name.startswith(_READ_AT_START))
         return all(environment[name] == self._environment.get(name) for name in read)
 
@@ -134,15 +137,15 @@ class ForkServer:
     ) -> ForkedProcess:
         """Fork the program with these arguments in this environment and this process's folder.
 
-        `is_short`: it ends without what Python does at an end, which takes seconds where torch is imported.
-        `one_stream`: its errors go where its output goes.
+        `is_short`: skip Python's cleanup at exit, which takes seconds if torch is imported.
+        `one_stream`: errors go to the output's stream.
         """
         (stdin, write), (read, stdout), (errors, stderr), (status, theirs_status) = [
             os.pipe() for _ in range(4)
         ]
         theirs = [stdin, stdout, stderr, theirs_status]
         order = {
-            "arguments": [str(each) for each in arguments],
+            "arguments": [str(argument) for argument in arguments],
             "command": self._command,
             "environment": dict(environment),
             "folder": str(Path.cwd()),
@@ -151,27 +154,27 @@ class ForkServer:
         fds = [stdin, stdout, stdout if one_stream else stderr, theirs_status]
         with self._lock:
             socket.send_fds(self._connection, [json.dumps(order).encode()], fds)
-            said, (pidfd,), _, _ = socket.recv_fds(self._connection, 16, 1)
+            pid, (pidfd,), _, _ = socket.recv_fds(self._connection, 16, 1)
         for fd in theirs:
             os.close(fd)
         args = [*self._command, *order["arguments"]]
         streams = (os.fdopen(write, "w"), os.fdopen(read), os.fdopen(errors))
-        return ForkedProcess(args, int(said), pidfd, status, streams)
+        return ForkedProcess(args, int(pid), pidfd, status, streams)
 
 
 def _path(environment: Mapping[str, str]) -> list[str]:
-    return [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+    return [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def main() -> None:
-    """Import, and fork the program for each order, until nobody holds the other end."""
+    """Import the modules, and fork the program for each order, until the connection closes."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     program, *imported = sys.argv[2:]
-    sys.path.pop(0)  # the folder of the repository, which no program of a user has
+    sys.path.pop(0)  # the folder of the repository, which users' programs do not have
     for name in imported:
         importlib.import_module(name)
     statuses: dict[int, tuple[int, int]] = {}
-    """The process id of each fork and the pipe that tells its exit code, by a descriptor of the process."""
+    """The process id of each fork, and the pipe for its exit code, by a descriptor of the process."""
     while True:
         ready = select.select([connection, *statuses], [], [])[0]
         for pidfd in statuses.keys() & {*ready}:
@@ -210,7 +213,7 @@ def become(
     is_short: bool,
     standard: Sequence[int],
 ) -> None:
-    """Run a program in this process, as if it had been started with these; and end."""
+    """Run a program in this process, as if it had been started with these arguments; then end."""
     for number, fd in enumerate(standard):
         os.dup2(fd, number)
         os.close(fd)
@@ -224,7 +227,7 @@ def become(
     sys.path[1:1] = _path(environment)
     module, _, function = program.partition(":")
     sys.argv = [command[-1] if command else module.partition(".")[0], *arguments]
-    sys.modules["__main__"].__package__ = None  # else click calls the program `python -m …`
+    sys.modules["__main__"].__package__ = None  # otherwise click calls the program `python -m …`
     run: Any = getattr(importlib.import_module(module), function)
     if not is_short:
         sys.exit(run())

@@ -1,4 +1,4 @@
-"""Frames read as a client does, as the responses that they were."""
+"""Frames, read as a client reads them, as `Response` objects."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ndif.schema.status import Status
 
 
 def read(frame: str | bytes) -> Response:
-    """A text frame's JSON, or the fourth pickle of what `torch.save` writes."""
+    """Return the response in a frame: a text frame's JSON, or the fourth pickle that `torch.save` wrote."""
     if isinstance(frame, str):
-        said = json.loads(frame)
+        content = json.loads(frame)
     else:
         file = io.BytesIO(frame)
-        said = [pickle.load(file) for _ in range(4)][-1]
-    data, status = said.get("data"), Status(said["status"])
+        content = [pickle.load(file) for _ in range(4)][-1]
+    data, status = content.get("data"), Status(content["status"])
     if status is Status.COMPLETED and isinstance(data, bytes):
         data = InlineResult(data, compressed=False)
-    return Response(said["id"], status, said["description"], data, said.get("meta"))
+    return Response(content["id"], status, content["description"], data, content.get("meta"))

@@ -1,7 +1,7 @@
-"""A pytest plugin for tests that make up their input: the seed of a run, and how much is made up.
+"""A pytest plugin for tests with random input: the seed of a run, and the number of examples.
 
-All processes of a run share one seed, which its last lines name. `TEST_SEED` repeats a run.
-`make fuzz EXAMPLES=10000` makes up that many examples where the suite makes up fifty.
+All processes of a run share one seed, which the run's last lines name. `TEST_SEED` repeats a run.
+`make fuzz EXAMPLES=10000` draws that many examples where the suite draws fifty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import pytest
 
 SUITE = 50
-"""Examples of a test in the suite, unless it asks for a share of them."""
+"""Examples of a test in the suite, unless the test asks for a share of them."""
 FUZZ = 1000
 _SEED = "TEST_SEED"
 _EXAMPLES = "TEST_EXAMPLES"
@@ -26,12 +26,12 @@ def seed() -> int:
 
 
 def dice() -> random.Random:
-    """Return random numbers that the seed of the run decides."""
+    """Return a random number generator with the seed of the run."""
     return random.Random(seed())
 
 
 def examples(share: float) -> int:
-    """Return this share of the examples that a test has, for a test that is worth more or costs more."""
+    """Return this share of a test's usual examples, for a test that is worth more or costs more."""
     from hypothesis import settings
 
     return max(1, round(share * settings().max_examples))
@@ -41,13 +41,13 @@ def examples(share: float) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     if given := getattr(config.option, "hypothesis_seed", None):
         os.environ[_SEED] = given
-    seed()  # which processes of xdist inherit
-    if find_spec("hypothesis") is None:  # a kit for GPUs has none of the tests that need it
+    seed()  # processes of xdist inherit the seed
+    if find_spec("hypothesis") is None:  # the kit for GPUs has no test that needs Hypothesis
         return
     from hypothesis import HealthCheck, settings
 
-    # A busy machine is no error of what is tested. Nothing but the seed decides what the suite makes up:
-    # where the variable CI is set, Hypothesis would make up the same whatever the seed.
+    # A busy machine is not an error of the code under test. Only the seed decides the suite's examples: if
+    # the variable CI is set, Hypothesis by default draws the same examples with every seed.
     patient = settings(
         deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
     )

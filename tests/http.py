@@ -1,4 +1,4 @@
-"""Calls of httpx in a process of the tests: they wait, and share what takes long to make."""
+"""httpx in the processes of the tests: calls wait longer, and share a TLS context."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from httpx._transports import default as transports
 from tests.waiting import PATIENCE_S
 
 _VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
-"""Variables that a TLS context is made by."""
+"""Variables that a TLS context depends on."""
 
 
 def prepare_http() -> None:

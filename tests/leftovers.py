@@ -1,7 +1,7 @@
-"""A pytest plugin: each module of tests leaves its process as it found it.
+"""A pytest plugin that checks that each module of tests restores its process's settings.
 
-It looks at the settings that a reset between two requests restores. A module that leaves one changed fails
-in its last test.
+The plugin compares the settings that a reset between two requests restores. A module that leaves one
+changed fails in its last test.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _EXPECTED = {
     "unraisablehook": "pytest sets its own for each test",
     "showwarning": "pytest records warnings of each test",
 }
-"""Settings that change for other reasons than a test's, and why."""
+"""Settings that change without a test's fault, and the reason."""
 
 
 def _logging() -> tuple[int, int, list[str]]:
-    """Return the root's level, the level that is off everywhere, and our loggers with other settings."""
+    """Return the root's level, the level disabled everywhere, and ndif's loggers with changed settings."""
     loggers = [*logging.root.manager.loggerDict.items()]
     return (
         logging.root.level,
@@ -51,20 +51,22 @@ def _readers() -> dict[str, Callable[[], Any]]:
         return {"logging": _logging}
     from ndif.runtime.process.process_settings import settings
 
-    found = {each.name: each.read for each in settings() if each.name not in _EXPECTED}
-    return {**found, "logging": _logging}
+    readers = {
+        setting.name: setting.read for setting in settings() if setting.name not in _EXPECTED
+    }
+    return {**readers, "logging": _logging}
 
 
 def _read() -> dict[str, Any]:
-    """Return what can be read of them."""
-    found = {}
+    """Return the values of the settings that can be read."""
+    values = {}
     for name, read in _readers().items():
         with contextlib.suppress(Exception):
-            found[name] = read()
-    if "sys.path" in found:
+            values[name] = read()
+    if "sys.path" in values:
         # Ray adds the working directory once more, with the first connection of a process.
-        found["sys.path"] = {*sys.path} - {str(Path.cwd())}
-    return found
+        values["sys.path"] = {*sys.path} - {str(Path.cwd())}
+    return values
 
 
 _before: dict[str, Any] = {}

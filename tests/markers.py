@@ -1,4 +1,4 @@
-"""A pytest plugin that knows what tests start, and has the long ones run first.
+"""A pytest plugin that marks tests by the processes that they start, and runs long tests first.
 
 A test without one of the markers `process`, `engine` or `browser` is marked `unit`, and fails if it starts
 a process.
@@ -40,12 +40,12 @@ TOGETHER = {
     "tests/stores/accounts/test_sql.py": "PostgreSQL",
     "tests/stores/usage/test_usage.py": "PostgreSQL",
 }
-"""Files that use the same servers and clients, and so run in one test process."""
+"""Files that share servers and clients, and therefore run in one test process."""
 
 _WHOLE_FILE = re.compile(rf"^pytestmark = .*\b({'|'.join(STARTING)})\b", re.MULTILINE)
 _EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty")
 _LIBRARIES = ("/sbin/ldconfig", "gcc", "/usr/bin/gcc")
-"""Programs by which `ctypes.util.find_library` looks for a library, once a process."""
+"""Programs that `ctypes.util.find_library` runs to find a library, once a process."""
 _OWN_PROCESS = os.getpid()
 _running: pytest.Item | None = None
 _started: list[str] = []
@@ -54,7 +54,7 @@ _started: list[str] = []
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in _EVENTS and _running is not None and os.getpid() == _OWN_PROCESS:
-        if arguments and arguments[0] in _LIBRARIES:  # a fork has none
+        if arguments and arguments[0] in _LIBRARIES:  # a fork runs no test
             return
         _started.append(f"{event} {arguments[:2]!r:.200}")
 
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files without a unit test where only these are asked for: an import takes its time."""
+    """Leave out files without unit tests if only unit tests are selected: imports are slow."""
     if config.option.markexpr == "unit" and collection_path.name.startswith("test_"):
         return True if _WHOLE_FILE.search(collection_path.read_text()) else None
     return None
@@ -75,7 +75,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what has no marker, and sort by marker: what takes long must not be what the end waits for."""
+    """Mark tests without a marker as unit tests, and sort by marker: no run may end with a slow test."""
     for item in items:
         if not any(item.get_closest_marker(name) for name in STARTING):
             item.add_marker("unit")
@@ -92,13 +92,13 @@ def _rank(item: pytest.Item) -> int:
 
 
 def scope_of(nodeid: str) -> str:
-    """Return the name that a test shares with all that run in the same process, one after the other."""
+    """Return the name of a group of tests that run in the same process, one after the other."""
     file = nodeid.partition("::")[0]
     return TOGETHER.get(file, file)
 
 
 class ByFile(LoadFileScheduling):
-    """Gives a test process a file after the other, and the files of a group to one process."""
+    """Gives each test process one file at a time, and all files of a group to one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)

@@ -1,4 +1,4 @@
-"""Lets a test be a coroutine, or play one: it gets an event loop of its own, and an end if it hangs."""
+"""Decorators and a fixture for tests with coroutines: each has its own event loop and a time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 
 def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Run `test` to its end; what it asks pytest for is what its signature says."""
+    """Run the coroutine function `test` to its end; pytest still sees its signature and fixtures."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -30,7 +30,7 @@ def on_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 def on_virtual_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Run `test` in virtual time, where no machine is slow: it may use no thread, process or socket."""
+    """Run `test` in virtual time, whatever the machine's speed; it may use no thread, process or socket."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -43,12 +43,12 @@ def on_virtual_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 Play = Callable[[Callable[[], Awaitable[None]]], None]
-"""Runs a scene to its end."""
+"""Runs a coroutine function to its end."""
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def play(request: pytest.FixtureRequest) -> Play:
-    """On an event loop of either kind, each in its turn."""
+    """A function that runs a scene on asyncio's event loop and, in another test, on uvloop's."""
 
     def run(scene: Callable[[], Awaitable[None]]) -> None:
         async def whole() -> None:

@@ -1,4 +1,4 @@
-"""Processes and those that they have started, as the kernel tells of them."""
+"""Processes and their descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.templates.stand_in import FOR
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process's first thread has started; of a stand-in, what its fork has."""
+    """Return the children of a process's first thread; for a stand-in, the children of its fork."""
     pid = _served_by(pid)
     return _numbers(Path(f"/proc/{pid}/task/{pid}/children"))
 
 
 def family(pid: int) -> Iterator[int]:
-    """Yield a process, and all that it and those have started, as far as they live."""
+    """Yield a process and all its living descendants."""
     yield pid
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{_served_by(pid)}/task").iterdir():
@@ -30,4 +30,4 @@ def _served_by(pid: int) -> int:
 
 
 def _numbers(file: Path) -> list[int]:
-    return [int(one) for one in file.read_text().split()]
+    return [int(pid) for pid in file.read_text().split()]

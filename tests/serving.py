@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback for as long as a test needs one."""
+"""A real HTTP server on loopback for the duration of a test."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FORMS = ("NDIF_DEV_MODE", "NDIF_API_KEYS", "NDIF_DATABASE_URL", "POSTGRES_HOST"
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a server whose users need no key, unless it says who has one."""
-    is_said = any(name in environment for name in _FORMS)
-    return {**({} if is_said else {"NDIF_DEV_MODE": "true"}), **environment}
+    """Return the environment of a server that needs no keys, unless the environment configures keys."""
+    is_configured = any(name in environment for name in _FORMS)
+    return {**({} if is_configured else {"NDIF_DEV_MODE": "true"}), **environment}
 
 
 @contextlib.contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
-    """The address of `app`, which a thread serves."""
+    """Serve `app` in a thread; yield its address."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
         serving_on(uvicorn.Config(app, log_level="warning"), listening) as url,
@@ -33,7 +33,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 @contextlib.contextmanager
 def serving_on(config: uvicorn.Config, listening: socket.socket) -> Iterator[str]:
-    """The address of an application, without its lifespan, which a thread serves on a socket."""
+    """Serve an application, without its lifespan, on a socket in a thread; yield its address."""
     config.lifespan = "off"
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)

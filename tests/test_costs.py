@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unit
 
 def test_crash_report_of_test_process_adds_no_cost() -> None:
     summary = Summary()
-    for phase in ("call", "???"):  # xdist reports a crash like this
+    for phase in ("call", "???"):  # xdist reports a crash with this phase
         summary.pytest_runtest_logreport(
             pytest.TestReport(
                 "tests/a/test_b.py::test_c",

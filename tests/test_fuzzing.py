@@ -47,7 +47,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, li
     notes = folder / "notes"
     notes.unlink(missing_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TEST_")}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *PLUGINS, *arguments],
         cwd=folder,
         env={
@@ -60,14 +60,14 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[dict[str, li
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = re.search(r"^seed (\d+) \(TEST_SEED=\1 repeats it\)$", done.stdout, re.MULTILINE)
-    assert told is not None, done.stdout
-    found = defaultdict(list)
+    assert process.returncode == 0, process.stdout + process.stderr
+    match = re.search(r"^seed (\d+) \(TEST_SEED=\1 repeats it\)$", process.stdout, re.MULTILINE)
+    assert match is not None, process.stdout
+    numbers_by_test = defaultdict(list)
     for line in notes.read_text().splitlines():
         test, number = line.split()
-        found[test].append(number)
-    return dict(found), int(told[1])
+        numbers_by_test[test].append(number)
+    return dict(numbers_by_test), int(match[1])
 
 
 def test_current_run_has_seed_and_example_profile(pytestconfig: pytest.Config) -> None:
@@ -88,13 +88,16 @@ def test_run_is_repeated_by_its_printed_seed(where: dict[str, str], tmp_path: Pa
 
 
 def test_hypothesis_seed_option_sets_seed_of_run(tmp_path: Path) -> None:
-    found, told = run(tmp_path, "--hypothesis-seed", "7")
-    assert told == 7
-    assert found == run(tmp_path, TEST_SEED="7")[0]
+    numbers_by_test, drawn = run(tmp_path, "--hypothesis-seed", "7")
+    assert drawn == 7
+    assert numbers_by_test == run(tmp_path, TEST_SEED="7")[0]
 
 
 def test_fuzz_profile_runs_requested_number_of_examples(tmp_path: Path) -> None:
-    found, _ = run(
+    numbers_by_test, _ = run(
         tmp_path, "--hypothesis-profile", "fuzz", "-m", "hypothesis", TEST_EXAMPLES="300"
     )
-    assert {test: len(numbers) for test, numbers in found.items()} == {"first": 300, "second": 60}
+    assert {test: len(numbers) for test, numbers in numbers_by_test.items()} == {
+        "first": 300,
+        "second": 60,
+    }

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 SOURCE = Path(ndif.__file__).parent
 
-# Only the room that uses an engine of several machines imports its package, on demand.
+# Only the room of an optional service imports its package, on demand.
 ENGINES = {
     "stores/accounts/sql/": "sqlalchemy alembic",
     "stores/usage/sql.py": "sqlalchemy",
@@ -68,11 +68,11 @@ ROOMS = (
 )
 """Rooms from top to bottom: a file imports only its own room and rooms below."""
 PLANNED: set[str] = set()
-"""Rooms that have their floor and no file yet."""
+"""Rooms with a floor, but without files yet."""
 GROUND = {"__init__", "distribution", "errors", "net", "sizes", "tasks"}
-"""Modules that every room may import, and that import no room."""
+"""Modules that every room may import; they import no room."""
 CLIENTS = {"probe/trace.py"}
-"""Programs that run in a separate process with a client's interpreter; no module of ndif imports them."""
+"""Programs that run in a client's interpreter; no module of ndif imports them."""
 
 AT_EXIT = """
 import atexit, json, os, sys
@@ -81,19 +81,19 @@ atexit.register(lambda: os.write(int(os.environ["MODULES"]), json.dumps(list(sys
 
 
 def modules_of(tmp_path: Path, *arguments: str) -> tuple[set[str], str]:
-    """Every top-level module that a Python process has imported when it ends, and what it printed."""
+    """Return the top-level modules that a Python process has imported at its end, and its output."""
     (tmp_path / "sitecustomize.py").write_text(AT_EXIT)
     report = tmp_path / "modules"
     with report.open("w") as file:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *arguments],
             env={**os.environ, "PYTHONPATH": str(tmp_path), "MODULES": str(file.fileno())},
             pass_fds=[file.fileno()],
             capture_output=True,
             text=True,
         )
-    assert done.returncode == 0, done.stderr
-    return top_level(json.loads(report.read_text())), done.stdout
+    assert process.returncode == 0, process.stderr
+    return top_level(json.loads(report.read_text())), process.stdout
 
 
 def top_level(names: Sequence[str]) -> set[str]:
@@ -131,18 +131,18 @@ for number, arguments in enumerate(json.loads(sys.argv.pop())):
 def modules_of_commands(
     folder: Path, lines: Sequence[Sequence[str]]
 ) -> list[tuple[Sequence[str], set[str], str]]:
-    """Return what `modules_of` returns for command lines of ndif, at the price of one process."""
-    done = subprocess.run(
+    """Return the result of `modules_of` for each command line of ndif, with the cost of one process."""
+    process = subprocess.run(
         [sys.executable, "-c", FORKS, json.dumps(lines)], cwd=folder, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    found = []
+    assert process.returncode == 0, process.stderr
+    imported_by_line = []
     for number, line in enumerate(lines):
         printed = (folder / f"said-{number}").read_text()
         code, names = json.loads((folder / f"modules-{number}").read_text())
         assert code == 0, f"{line}: {printed}"
-        found.append((line, top_level(names), printed))
-    return found
+        imported_by_line.append((line, top_level(names), printed))
+    return imported_by_line
 
 
 IN_TURN = """
@@ -157,22 +157,24 @@ for module in sys.argv[1:]:
 
 def modules_imported_in_turn(*modules: str) -> list[tuple[str, set[str]]]:
     """Import modules one after another in one process; return the top-level modules that each adds."""
-    done = subprocess.run([sys.executable, "-c", IN_TURN, *modules], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    added = [top_level(json.loads(line)) for line in done.stdout.splitlines()]
+    process = subprocess.run(
+        [sys.executable, "-c", IN_TURN, *modules], capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    added = [top_level(json.loads(line)) for line in process.stdout.splitlines()]
     return [*zip(modules, added, strict=True)]
 
 
-def surplus(found: Iterable[tuple[str, set[str]]], unneeded: Iterable[str]) -> list[str]:
-    """Return a line for each unneeded module that something imports."""
+def surplus(imported_by_name: Iterable[tuple[str, set[str]]], unneeded: Iterable[str]) -> list[str]:
+    """Return a line for each import of an unneeded module."""
     return [
         f"{name} imports {other}"
-        for name, imported in found
+        for name, imported in imported_by_name
         for other in sorted(imported & set(unneeded))
     ]
 
 
-# In a process of its own
+# Imports of separate processes
 
 
 def test_checked_module_names_are_importable() -> None:
@@ -181,10 +183,10 @@ def test_checked_module_names_are_importable() -> None:
 
 
 def test_help_lists_commands() -> None:
-    done = subprocess.run([NDIF, "--help"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run([NDIF, "--help"], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
     for command in ("local", "runtime", "version"):
-        assert command in done.stdout
+        assert command in process.stdout
 
 
 COMMAND_LINES = (
@@ -202,21 +204,21 @@ def test_command_line_imports_no_unneeded_modules(tmp_path: Path) -> None:
         imported, _ = modules_of(tmp_path, *arguments)
         assert "ndif" in imported
         assert imported.isdisjoint((*HEAVY, *SERVING, "pynvml"))
-    found = [
+    imported_by_name = [
         (" ".join(line), imported)
         for line, imported, _ in modules_of_commands(tmp_path, COMMAND_LINES)
     ]
-    assert all("ndif" in imported for _, imported in found)
-    assert surplus(found, (*HEAVY, *SERVING, "pynvml")) == []
+    assert all("ndif" in imported for _, imported in imported_by_name)
+    assert surplus(imported_by_name, (*HEAVY, *SERVING, "pynvml")) == []
 
 
 def test_forked_process_reports_imports_of_its_command(tmp_path: Path) -> None:
-    """`modules_of_commands` and `modules_of` agree."""
+    """`modules_of_commands` and `modules_of` return the same modules."""
     line = ("runtime", "list")
     ((_, imported, printed),) = modules_of_commands(tmp_path, [line])
     alone, printed_alone = modules_of(tmp_path, "-m", "ndif", *line)
     assert printed == printed_alone
-    # Modules that report the others.
+    # Modules that report the imports.
     assert imported - alone <= {"runpy", "traceback"}
     assert alone - imported <= {"sitecustomize", "atexit"}
 
@@ -225,20 +227,20 @@ SERVERS = ("ndif.server.embedded", "ndif.server.local")
 
 
 def test_control_plane_imports_no_model_plane() -> None:
-    found = modules_imported_in_turn(*SERVERS, "ndif.host.model_actor")
-    assert {"ndif", "pydantic"} <= found[0][1]
-    # socketio takes redis with it wherever that is installed.
-    # The driver is asked by a process of its own.
-    assert surplus(found, {*HEAVY, "pynvml"} - {"redis"}) == []
+    imported_by_name = modules_imported_in_turn(*SERVERS, "ndif.host.model_actor")
+    assert {"ndif", "pydantic"} <= imported_by_name[0][1]
+    # socketio imports redis if it is installed.
+    # A separate process queries the driver.
+    assert surplus(imported_by_name, {*HEAVY, "pynvml"} - {"redis"}) == []
 
 
 def test_single_process_server_needs_no_engine() -> None:
-    """An installation without extras leaves the clients of Redis, S3 and Ray out."""
+    """An installation without extras lacks the clients of Redis, S3 and Ray."""
     code = f"import sys; sys.modules.update(dict.fromkeys({ENGINE_PACKAGES!r}));" + "".join(
         f"import {module};" for module in SERVERS
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 def test_listing_runtimes_imports_no_model_plane(tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_listing_runtimes_imports_no_model_plane(tmp_path: Path) -> None:
     assert imported.isdisjoint(HEAVY)
 
 
-# In the source
+# Imports in the source
 
 
 def name_of(file: Path) -> str:
@@ -269,14 +271,14 @@ def _let_the_trees_go() -> Iterator[None]:
 
 @cache
 def imports_of(file: Path) -> dict[str, int]:
-    """Full names of what a file imports, wherever in it, and the first line that does."""
+    """Return the full names of all imports anywhere in a file, each with its first line."""
     package = name_of(file) if file.name == "__init__.py" else name_of(file).rpartition(".")[0]
     return imports_in(tree_of(file), package)
 
 
 def imports_in(tree: ast.Module, package: str) -> dict[str, int]:
-    """`from a import b` is `a` and `a.b`: which of them is the module only its folder can tell."""
-    found: dict[str, int] = {}
+    """Return the imports of a tree; `from a import b` counts as `a` and `a.b`: either may be the module."""
+    lines: dict[str, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -286,8 +288,8 @@ def imports_in(tree: ast.Module, package: str) -> dict[str, int]:
         else:
             continue
         for name in names:
-            found.setdefault(name, node.lineno)
-    return found
+            lines.setdefault(name, node.lineno)
+    return lines
 
 
 MODULES = {name_of(file): file for file in sorted(SOURCE.rglob("*.py"))}
@@ -295,9 +297,9 @@ MODULES = {name_of(file): file for file in sorted(SOURCE.rglob("*.py"))}
 
 @cache
 def modules_imported_by(module: str) -> frozenset[str]:
-    """Return the modules of ndif that a module imports, itself excepted.
+    """Return the modules of ndif that a module imports, without itself.
 
-    `from package import module` is an import of that module, and not of what `package/__init__.py` defines.
+    `from package import module` is an import of that module, and not of names in `package/__init__.py`.
     """
     names = imports_of(MODULES[module]).keys()
     of_modules = {name.rpartition(".")[0] for name in names & set(MODULES)}
@@ -346,7 +348,7 @@ def test_checker_finds_imports_in_every_form() -> None:
 
 
 def lies_deeper(imported: str, module: str) -> bool:
-    """Return whether a module may import another: its own room, a room below, or the ground."""
+    """Return True if a module may import another: of its own room, a room below, or the ground."""
     if room_of(imported) in GROUND:
         return True
     return room_of(module) not in GROUND and (
@@ -380,7 +382,7 @@ def test_imports_have_no_cycles() -> None:
 
 
 def test_checker_finds_imports_between_rooms() -> None:
-    """Imports between rooms are found at all."""
+    """The checker of this module finds imports between rooms."""
     used = {
         room: {
             room_of(other)
@@ -396,20 +398,20 @@ def test_checker_finds_imports_between_rooms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "known"), [("runtime", {"runtime", "sandbox", "sizes"}), ("sandbox", {"sandbox"})]
+    ("room", "allowed"), [("runtime", {"runtime", "sandbox", "sizes"}), ("sandbox", {"sandbox"})]
 )
-def test_model_plane_imports_only_its_own_rooms_of_ndif(room: str, known: set[str]) -> None:
+def test_model_plane_imports_only_its_own_rooms_of_ndif(room: str, allowed: set[str]) -> None:
     strangers = [
         f"{file.relative_to(SOURCE)}:{line}: {name}"
         for file in files_of(room)
         for name, line in imports_of(file).items()
-        if name.partition(".")[0] == "ndif" and name.split(".")[1:2] not in [[k] for k in known]
+        if name.partition(".")[0] == "ndif" and name.split(".")[1:2] not in [[k] for k in allowed]
     ]
     assert not strangers, "\n".join(strangers)
 
 
 def loads_in(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines that read objects of any class, with `pickle.loads` or its like."""
+    """Yield the lines that read objects of any class, with `pickle.loads` or a similar call."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id in DANGEROUS and node.attr in LOADS:
@@ -428,14 +430,14 @@ def test_checker_finds_unpickling_in_every_form() -> None:
 
 
 def test_control_plane_unpickles_nothing() -> None:
-    """No `pickle.loads` or its like, and no heavy import hidden in a function."""
+    """No `pickle.loads` or similar call, and no heavy import in a function."""
     checked = 0
-    found = []
+    findings = []
     for file in MODULES.values():
         if file.is_relative_to(SOURCE / "runtime"):
             continue
         if file.is_relative_to(SOURCE / "sandbox" / "protector"):
-            continue  # it is entered in runners alone
+            continue  # only runners call it
         checked += 1
         room = file.relative_to(SOURCE).as_posix()
         if room in CLIENTS:
@@ -446,13 +448,13 @@ def test_control_plane_unpickles_nothing() -> None:
             if room.startswith(path)
             for engine in engines.split()
         }
-        found += [
+        findings += [
             f"{room}:{line}: imports {name}"
             for name, line in imports_of(file).items()
             if name.partition(".")[0] in set(HEAVY) - allowed
         ]
-        found += [f"{room}:{line}: loads" for line in loads_in(tree_of(file))]
-    assert not found, "\n".join(found)
+        findings += [f"{room}:{line}: loads" for line in loads_in(tree_of(file))]
+    assert not findings, "\n".join(findings)
     assert checked > 30
 
 
@@ -468,8 +470,8 @@ def test_no_module_imports_client_programs() -> None:
 
 
 def test_only_config_reads_settings_from_environment() -> None:
-    """`os.environ` is passed on to child processes; a variable of ours is read in one place."""
-    found = []
+    """`os.environ` is passed on to child processes, but only one module reads ndif's own variables."""
+    findings = []
     for file in MODULES.values():
         if file.parent == SOURCE / "config" and file.stem in ("groups", "settings", "ndif_names"):
             continue
@@ -477,11 +479,11 @@ def test_only_config_reads_settings_from_environment() -> None:
         for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr == "getenv":
-                    found.append(f"{place}:{node.lineno}: getenv")
+                    findings.append(f"{place}:{node.lineno}: getenv")
             elif (
                 isinstance(node, ast.Constant)
                 and isinstance(node.value, str)
                 and node.value.startswith("NDIF_")
             ):
-                found.append(f"{place}:{node.lineno}: {node.value}")
-    assert not found, "\n".join(found)
+                findings.append(f"{place}:{node.lineno}: {node.value}")
+    assert not findings, "\n".join(findings)

@@ -24,7 +24,7 @@ BESIDE = sorted(
 FORBIDDEN_FIRST_WORDS = frozenset(
     ("What", "Whether", "Have", "Has", "It", "Its", "They", "Them", "Those", "Who", "Whom", "Whose")
 )
-"""A docstring that starts with one of these leaves its subject to be guessed."""
+"""First words of docstrings without a clear subject."""
 
 
 def docstrings_of(file: Path) -> Iterator[tuple[int, str]]:
@@ -40,8 +40,8 @@ def docstrings_of(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def first_word(text: str) -> str:
-    found = re.match(r"\W*([A-Za-z]+)", text)
-    return found[1] if found else ""
+    match = re.match(r"\W*([A-Za-z]+)", text)
+    return match[1] if match else ""
 
 
 def test_docstrings_name_their_subject() -> None:
@@ -162,26 +162,26 @@ def methods_of(file: Path) -> Iterator[tuple[ast.ClassDef, Method]]:
     """Yield every public method of a public class, with its class."""
     for kind in ast.walk(ast.parse(file.read_text())):
         if isinstance(kind, ast.ClassDef) and not kind.name.startswith("_"):
-            for each in kind.body:
-                if isinstance(each, Method) and not each.name.startswith("_"):
-                    yield kind, each
+            for method in kind.body:
+                if isinstance(method, Method) and not method.name.startswith("_"):
+                    yield kind, method
 
 
 def test_every_public_method_has_or_inherits_docstring() -> None:
     methods = [(file, *pair) for file in FILES for pair in methods_of(file)]
-    described = {each.name for _, _, each in methods if ast.get_docstring(each)}
+    described = {method.name for _, _, method in methods if ast.get_docstring(method)}
     assert {"claim", "run"} <= described
     ours = {kind.name for _, kind, _ in methods} | {"Protocol", "Generic", "NamedTuple"}
 
     def overrides_foreign(kind: ast.ClassDef) -> bool:
         bases = (ast.unparse(base).partition("[")[0] for base in kind.bases)
-        return any(base not in ours for base in bases)  # those of modules have a dot
+        return any(base not in ours for base in bases)  # names of modules have a dot
 
     riddles = [
-        f"{file.relative_to(ROOT)}:{each.lineno}: {kind.name}.{each.name}"
-        for file, kind, each in methods
-        if not ast.get_docstring(each)
-        and each.name not in described
+        f"{file.relative_to(ROOT)}:{method.lineno}: {kind.name}.{method.name}"
+        for file, kind, method in methods
+        if not ast.get_docstring(method)
+        and method.name not in described
         and not overrides_foreign(kind)
     ]
     assert not riddles, "\n".join(riddles)
@@ -199,19 +199,19 @@ def test_checker_finds_docstrings_below_attributes(tmp_path: Path) -> None:
 DOCUMENTS = sorted(
     file
     for file in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if file.name != "CHANGELOG.md"  # which tells of files as they were
+    if file.name != "CHANGELOG.md"  # describes earlier files
 )
 
 
 def files_missing_from(text: str, places: Sequence[Path]) -> Iterator[tuple[int, str]]:
-    """Yield line and path of every file that a text names and that is in none of the places."""
-    for found in re.finditer(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|yaml|md|json))`", text):
-        name = found[1]
-        # NAME stands for a name to be chosen; `build` is what a command makes.
+    """Yield line and path of every file that a text names and that no place has."""
+    for match in re.finditer(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|yaml|md|json))`", text):
+        name = match[1]
+        # NAME is a placeholder; a command makes `build`.
         if re.search(r"[A-Z]{2}", name) or name.startswith("build/"):
             continue
         if not any((place / name).exists() for place in places):
-            yield text.count("\n", 0, found.start()) + 1, name
+            yield text.count("\n", 0, match.start()) + 1, name
 
 
 def test_files_named_in_documents_exist() -> None:

@@ -1,4 +1,4 @@
-"""The shape of classes: what is private stays so, and no constructor is long."""
+"""The shape of classes: private names are used only in their class, and no constructor is long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SOURCE = Path(ndif.__file__).parent
 FOREIGN = {
     "os._exit",
     "os.environ._data",
-    "row._mapping",  # documented by SQLAlchemy
+    "row._mapping",  # SQLAlchemy documents it
     "serialization._fill",
     "tracing._saves",
     "part._edits",
@@ -20,7 +20,7 @@ FOREIGN = {
     "self._model._call",
     "TransformersModel._call",
 }
-"""Names of Python, SQLAlchemy and nnsight that some class of ours has as well."""
+"""Private names of Python, SQLAlchemy and nnsight that a class of ndif has, too."""
 
 
 def own_names(kind: ast.ClassDef) -> set[str]:
@@ -37,7 +37,7 @@ def own_names(kind: ast.ClassDef) -> set[str]:
 
 
 def reaches(node: ast.AST, inside: frozenset[str], ours: set[str]) -> Iterator[ast.Attribute]:
-    """Yield each private name of ours that is used outside of the classes that define it."""
+    """Yield each use of an own private name outside of the classes that define it."""
     for child in ast.iter_child_nodes(node):
         names = inside | own_names(child) if isinstance(child, ast.ClassDef) else inside
         if isinstance(child, ast.Attribute) and child.attr in ours - inside:
@@ -52,18 +52,18 @@ def test_no_line_uses_private_name_of_another_object() -> None:
     classes = [n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
     ours = set[str]().union(*map(own_names, classes))
     assert {"_work", "_jobs"} <= ours
-    found = [
-        f"{path.relative_to(SOURCE)}:{each.lineno}: {ast.unparse(each)}"
+    findings = [
+        f"{path.relative_to(SOURCE)}:{access.lineno}: {ast.unparse(access)}"
         for path, tree in trees.items()
-        for each in reaches(tree, frozenset(), ours)
+        for access in reaches(tree, frozenset(), ours)
     ]
-    assert not found, "\n".join(found)
+    assert not findings, "\n".join(findings)
 
 
 def test_checker_finds_use_of_private_name() -> None:
     tree = ast.parse("class A:\n def _b(self): other._b()\n\nclass C:\n def d(self, a): a._b()\n")
-    (found,) = reaches(tree, frozenset(), {"_b"})
-    assert (found.lineno, ast.unparse(found)) == (5, "a._b")
+    (access,) = reaches(tree, frozenset(), {"_b"})
+    assert (access.lineno, ast.unparse(access)) == (5, "a._b")
 
 
 def test_no_constructor_is_longer_than_40_lines() -> None:
@@ -72,8 +72,8 @@ def test_no_constructor_is_longer_than_40_lines() -> None:
         for path in SOURCE.rglob("*.py")
         for kind in ast.walk(ast.parse(path.read_text()))
         if isinstance(kind, ast.ClassDef)
-        for each in kind.body
-        if isinstance(each, ast.FunctionDef) and each.name == "__init__"
-        if (each.end_lineno or 0) - each.lineno >= 40
+        for statement in kind.body
+        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__"
+        if (statement.end_lineno or 0) - statement.lineno >= 40
     ]
     assert not long, "\n".join(long)

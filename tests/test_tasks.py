@@ -1,4 +1,4 @@
-"""Tasks of the event loop: an end that no library can lose."""
+"""Tasks of the event loop: a cancellation that no library can lose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 @on_loop
 async def test_cancellation_at_moment_of_answer_is_not_lost() -> None:
-    """`asyncio.wait_for` of Python 3.11 returns the answer then, as if nobody had cancelled."""
+    """`asyncio.wait_for` of Python 3.11 returns the answer in this case and loses the cancellation."""
     answer = asyncio.get_running_loop().create_future()
 
     async def library() -> str:

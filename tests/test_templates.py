@@ -1,4 +1,4 @@
-"""Fork servers and probes of the tests: each is a fork of a template, as if it had been started."""
+"""Fork servers and probes of the tests: forks of a template that behave like started processes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.process
 
 
 def main(fd: int, question: str) -> None:
-    """Be a child of a fork server: tell of this process, and wait until nobody holds the other end."""
+    """Run as a child of a fork server: send facts about this process, and wait until the socket closes."""
     from huggingface_hub import constants
 
     channel = socket.socket(fileno=fd)
     shown = Path("/proc/self/environ").read_bytes().rstrip(b"\0").split(b"\0")
-    said = {
+    order = {
         "question": question,
         "home": constants.HF_HOME,
         "endpoint": constants.ENDPOINT,
@@ -44,13 +44,13 @@ def main(fd: int, question: str) -> None:
         "folder": str(Path.cwd()),
         "server": os.getppid(),
     }
-    channel.sendall(json.dumps(said).encode() + b"\n")
+    channel.sendall(json.dumps(order).encode() + b"\n")
     channel.recv(1)
 
 
 @asynccontextmanager
 async def a_child(servers: ForkServers, question: str) -> AsyncIterator[tuple[Process, Any]]:
-    """A process that tells of itself, and what it says."""
+    """Yield a process that reports facts about itself, and the facts."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         servers.prepare(HERE, untrusted=False)
@@ -65,10 +65,10 @@ async def a_child(servers: ForkServers, question: str) -> AsyncIterator[tuple[Pr
 
 
 async def template_of(question: str) -> int:
-    """Return the process of which a fork server is a fork."""
+    """Return the template process of a fork server."""
     servers = ForkServers()
-    async with a_child(servers, question) as (_, said):
-        template = parent(said["server"])
+    async with a_child(servers, question) as (_, answer):
+        template = parent(answer["server"])
     servers.stop()
     return template
 
@@ -77,47 +77,47 @@ async def template_of(question: str) -> int:
 async def test_fork_servers_of_one_template_have_their_own_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = []
+    answers = []
     for name in ("one", "another"):
         monkeypatch.delenv("PYTEST_CURRENT_TEST")
         monkeypatch.setenv("HF_HOME", str(tmp_path / name))
         monkeypatch.setenv("HF_ENDPOINT", f"http://{name}")
         monkeypatch.setenv("TEST_OF_TEMPLATES", name)
         servers = ForkServers()
-        async with a_child(servers, name) as (_, said):
-            told.append(said)
-            assert said["question"] == name
-            assert said["home"] == str(tmp_path / name)
-            assert said["endpoint"] == f"http://{name}"
-            assert f"TEST_OF_TEMPLATES={name}" in said["has"]
-            assert set(said["has"]) <= set(said["shown"])
-            assert said["folder"] == str(Path.cwd())
+        async with a_child(servers, name) as (_, answer):
+            answers.append(answer)
+            assert answer["question"] == name
+            assert answer["home"] == str(tmp_path / name)
+            assert answer["endpoint"] == f"http://{name}"
+            assert f"TEST_OF_TEMPLATES={name}" in answer["has"]
+            assert set(answer["has"]) <= set(answer["shown"])
+            assert answer["folder"] == str(Path.cwd())
         servers.stop()
-        await eventually(lambda said=said: not alive(said["server"]))
+        await eventually(lambda answer=answer: not alive(answer["server"]))
         monkeypatch.setenv("PYTEST_CURRENT_TEST", "again")
-    assert told[0]["server"] != told[1]["server"]
+    assert answers[0]["server"] != answers[1]["server"]
 
 
 @on_loop
 async def test_fork_server_and_its_children_end_with_stand_in() -> None:
     servers = ForkServers()
-    async with a_child(servers, "ends") as (process, said):
+    async with a_child(servers, "ends") as (process, answer):
         (running,) = servers._servers.values()
         stand_in = running._process
-        assert stand_in.pid != said["server"]
+        assert stand_in.pid != answer["server"]
         assert children(stand_in.pid) == [process.pid]
         stand_in.kill()
         assert await within(process.wait(), PATIENCE_S) < 0
-        await eventually(lambda: not alive(said["server"]))
+        await eventually(lambda: not alive(answer["server"]))
     servers.stop()
 
 
 @on_loop
 async def test_stand_in_ends_with_fork_server() -> None:
     servers = ForkServers()
-    async with a_child(servers, "ends") as (process, said):
+    async with a_child(servers, "ends") as (process, answer):
         (running,) = servers._servers.values()
-        os.kill(said["server"], signal.SIGKILL)
+        os.kill(answer["server"], signal.SIGKILL)
         assert await asyncio.to_thread(running._process.wait, PATIENCE_S) == -signal.SIGKILL
         assert await within(process.wait(), PATIENCE_S) < 0
     servers.stop()
@@ -164,10 +164,10 @@ def test_forked_probe_behaves_like_started_probe(
         process.stdin.write(json.dumps(question) + "\n")
         process.stdin.flush()
         hub.settimeout(PATIENCE_S)
-        asked = hub.accept()[0]  # it asks the address that it was given after its start
+        asked = hub.accept()[0]  # the probe uses the address that it got after its start
         name = Path(f"/proc/{process.pid}/comm").read_text()
         assert name.startswith(FOR) == is_fork
     asked.close()
-    said, _ = process.communicate(timeout=PATIENCE_S)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    assert json.loads(said)["kind"] == "error", said
+    assert json.loads(output)["kind"] == "error", output

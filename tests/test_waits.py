@@ -1,4 +1,4 @@
-"""Tests wait for events: no sleep that a slow machine breaks, and one bound for all waits."""
+"""Waits of tests: for events, with one bound for all, and without sleeps that a slow machine breaks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 LONGEST_S = 0.05
 WAITING = ("waiting.py", "clients/comparing.py")
-"""The one file that may sleep for longer, and its like for clients' processes, which cannot import it."""
+"""The only file that may sleep for longer, and its counterpart for clients' processes."""
 
 PROGRAMS = ("sandbox/attacks/*.py", "sandbox/protector/blocks.py")
-"""Programs of users, which sleep because a job takes time; their tests wait in other files."""
+"""Users' programs, which sleep to make a job take time; their tests wait in other files."""
 NOT_PROGRAMS = ("sandbox/attacks/harness.py", "sandbox/attacks/watch.py")
 TRACES = ("trace", "generate", "session")
-"""Methods whose block is a program of a user, too."""
+"""Methods whose block is a user's program, too."""
 
 
 def outside_traces(text: str) -> Iterator[ast.AST]:
-    """Yield the nodes of a program, without those of blocks that run as a job."""
+    """Yield the nodes of a program, without blocks that run as a job."""
     left: list[ast.AST] = [ast.parse(text)]
     while left:
         node = left.pop()
@@ -32,7 +32,7 @@ def outside_traces(text: str) -> Iterator[ast.AST]:
 
 
 def sleeps_of(text: str) -> Iterator[int]:
-    """Yield the lines of sleeps that are longer than a poll, or of a length that is not written there."""
+    """Yield the lines of sleeps that are longer than a poll, or whose length is not a literal."""
     for node in outside_traces(text):
         match node:
             case ast.Call(
@@ -48,7 +48,7 @@ def sleeps_of(text: str) -> Iterator[int]:
 
 
 def deadlines_of(text: str) -> Iterator[int]:
-    """Yield the lines that make a deadline of their own."""
+    """Yield the lines that make their own deadline."""
     for node in outside_traces(text):
         match node:
             case ast.Assign(
@@ -68,23 +68,23 @@ def waiting_files() -> list[Path]:
 
 
 def test_no_test_sleeps_instead_of_waiting() -> None:
-    found = [
+    findings = [
         f"{file.relative_to(TESTS)}:{line}"
         for file in waiting_files()
         if "sleep" in (text := file.read_text())
         for line in sleeps_of(text)
     ]
-    assert not found, "wait for an event by tests/waiting.py:\n" + "\n".join(found)
+    assert not findings, "wait for an event by tests/waiting.py:\n" + "\n".join(findings)
 
 
 def test_no_test_sets_its_own_deadline() -> None:
-    found = [
+    findings = [
         f"{file.relative_to(TESTS)}:{line}"
         for file in waiting_files()
         if "deadline" in (text := file.read_text())
         for line in deadlines_of(text)
     ]
-    assert not found, "wait by tests/waiting.py, whose bound is for all:\n" + "\n".join(found)
+    assert not findings, "wait by tests/waiting.py, whose bound is for all:\n" + "\n".join(findings)
 
 
 def test_checker_finds_sleeps_and_deadlines_in_every_form() -> None:

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, with nothing but what it requires, for a user who is not root."""
+"""The wheel in a separate environment with only its requirements, for a user other than root."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ READS = "scenario_reads_of_layers_and_logits"
 
 
 def required(*extras_of_ours: str) -> set[str]:
-    """Return the names of all distributions that the wheel requires, with these extras of it."""
-    found: set[str] = set()
+    """Return the names of all distributions that the wheel requires with these extras."""
+    keys: set[str] = set()
     coming: list[tuple[str, frozenset[str]]] = [(DISTRIBUTION, frozenset(extras_of_ours))]
     while coming:
         name, extras = coming.pop()
@@ -47,23 +47,23 @@ def required(*extras_of_ours: str) -> set[str]:
             requirement = Requirement(line)
             marker = requirement.marker
             if marker is not None and not any(
-                marker.evaluate({"extra": each}) for each in extras or {""}
+                marker.evaluate({"extra": extra}) for extra in extras or {""}
             ):
                 continue
             key = canonicalize_name(requirement.name)
-            if key not in found or requirement.extras:
+            if key not in keys or requirement.extras:
                 coming.append((requirement.name, frozenset(requirement.extras)))
-            found.add(key)
-    return found
+            keys.add(key)
+    return keys
 
 
 def is_reachable(folder: Path) -> bool:
-    """Return True if every user can look into a folder."""
-    return all(each.stat().st_mode & stat.S_IXOTH for each in (folder, *folder.parents))
+    """Return True if every user can enter a folder."""
+    return all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))
 
 
 def link(sources: Iterable[Path], target: Path) -> None:
-    """Copy files and folders into a folder, by hard links where that can be."""
+    """Copy files and folders into a folder, by hard links if possible."""
     target.mkdir(parents=True, exist_ok=True)
     places = [*map(str, sources), str(target)]
     if subprocess.run(["cp", "-al", *places], capture_output=True).returncode != 0:
@@ -72,19 +72,19 @@ def link(sources: Iterable[Path], target: Path) -> None:
 
 @dataclass
 class Installed:
-    """An environment in which nothing is but the wheel and its requirements."""
+    """An environment with only the wheel and its requirements."""
 
     folder: Path
     environment: dict[str, str]
     user: str | None
-    """The user who runs its programs; None for who runs the tests, where that is not root."""
+    """The user of its programs; None for the tests' own user, if that is not root."""
 
     @property
     def bin(self) -> Path:
         return self.folder / "venv" / "bin"
 
     def popen(self, *command: str | Path) -> subprocess.Popen[str]:
-        """Start a program as that user."""
+        """Start a program as `user`."""
         return subprocess.Popen(
             command,
             user=self.user,
@@ -98,15 +98,15 @@ class Installed:
         )
 
     def run(self, *command: str | Path) -> str:
-        """Run a program as that user to its end; return what it printed."""
+        """Run a program as `user` to its end; return its output."""
         process = self.popen(*command)
-        said, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, said
-        return said
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        return output
 
 
 def interpreter(folder: Path) -> Path:
-    """Return a Python of this version that every user can run: this one, or else a copy in `folder`."""
+    """Return a Python of this version that every user can run: this one, or a copy in `folder`."""
     base = Path(sys.base_prefix)
     if is_reachable(base):
         return base / "bin" / VERSION
@@ -114,7 +114,8 @@ def interpreter(folder: Path) -> Path:
     library = base / "lib" / VERSION
     needless = {"site-packages", "test", "idlelib"}
     link(
-        (each for each in library.iterdir() if each.name not in needless), folder / "lib" / VERSION
+        (entry for entry in library.iterdir() if entry.name not in needless),
+        folder / "lib" / VERSION,
     )
     link((base / "lib").glob("libpython*"), folder / "lib")
     return folder / "bin" / VERSION
@@ -150,17 +151,17 @@ def installed() -> Iterator[Installed]:
             owner = pwd.getpwnam(user)
             for own in ("home", "venv", "venv/bin", str(packages.relative_to(folder))):
                 os.chown(folder / own, owner.pw_uid, owner.pw_gid)
-        there = Installed(folder, environment, user)
-        pip = [there.bin / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-        there.run(*pip, *folder.glob("*.whl"))
-        yield there
+        machine = Installed(folder, environment, user)
+        pip = [machine.bin / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+        machine.run(*pip, *folder.glob("*.whl"))
+        yield machine
     finally:
-        # Tens of thousands of files, for which no other test has to wait.
+        # Tens of thousands of files; no other test waits for their removal.
         subprocess.Popen(["rm", "-rf", folder])
 
 
 class WheelServer(LocalServer):
-    """A server whose program is the wheel's."""
+    """A server with the wheel's program."""
 
     def __init__(self, installed: Installed, *arguments: str | Path) -> None:
         self._installed = installed
@@ -176,7 +177,7 @@ def test_local_and_full_server_of_wheel_run_without_root(
     model = installed.folder / "model"
     shutil.copytree(tiny_gpt2, model)
     for file in model.iterdir():
-        file.chmod(0o644)  # weights are written for their owner alone
+        file.chmod(0o644)  # only the owner can read written weights
     assert installed.run(installed.bin / "ndif", "version") == f"{metadata.version(DISTRIBUTION)}\n"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -189,11 +190,11 @@ def test_local_and_full_server_of_wheel_run_without_root(
         def trace(server: LocalServer) -> None:
             home = tmp_path / server.ready().url.rpartition(":")[2]
             environment = client_environment(server, home, None)
-            if server is sizes[1]:  # nothing is configured: the first start has made a key
+            if server is sizes[1]:  # without configuration, the first start has made a key
                 lines = (installed.folder / "home" / ".ndif" / "client.env").read_text()
                 environment["NDIF_API_KEY"] = lines.partition("NDIF_API_KEY=")[2].strip()
                 assert environment["NDIF_API_KEY"]
-            # Clients build their model from the server's files, once it has them.
+            # Clients build their model from the server's files once the server has them.
             until(lambda: server.get(f"/hub/api/models/{NAME}")[0] == 200)
             client = Client("scenarios_08", NAME, tiny_gpt2, environment)
             client.run(READS)

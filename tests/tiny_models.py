@@ -1,4 +1,4 @@
-"""Real models, small enough to be made on the spot: random weights, and a tokenizer of their own."""
+"""Real models that are small enough to make in a test: random weights, and their own tokenizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_adapter(folder: Path, base: Path) -> Path:
 
     torch.manual_seed(1)
     model = transformers.GPT2LMHeadModel.from_pretrained(base)
-    # Not the identity that an adapter starts as.
+    # An untrained adapter is the identity.
     config = peft.LoraConfig(
         r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
     )
@@ -65,7 +65,7 @@ def make_llama(folder: Path, seed: int = 0) -> Path:
 
 
 def make_gemma2(folder: Path, seed: int = 0) -> Path:
-    """Write a Gemma 2, which transformers gives no `sdpa`, and its tokenizer to `folder`; return it."""
+    """Write a Gemma 2, for which transformers does not use `sdpa`, and its tokenizer; return `folder`."""
     tokenizer = _tokenizer()
     torch.manual_seed(seed)
     config = transformers.Gemma2Config(
@@ -94,7 +94,7 @@ def make_rwkv(folder: Path, seed: int = 0) -> Path:
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
-        rescale_every=0,  # else it writes to its weights
+        rescale_every=0,  # otherwise the model changes its weights
         bos_token_id=0,
         eos_token_id=0,
     )
@@ -102,7 +102,7 @@ def make_rwkv(folder: Path, seed: int = 0) -> Path:
 
 
 def make_empty_llama(folder: Path, width: int = 4096, layers: int = 5) -> int:
-    """Write a Llama of zeros, 2 GB by default, and a tokenizer; return its weights' bytes."""
+    """Write a Llama of zeros, 2 GB by default, and a tokenizer; return the bytes of its weights."""
     config = transformers.LlamaConfig(
         vocab_size=1024,
         hidden_size=width,
@@ -163,7 +163,7 @@ def _save(
 
 
 def _tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Every byte, and a few merges so that words are not spelled out."""
+    """Return a tokenizer of all bytes, with a few merges so that words are not spelled out."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,7 +1,7 @@
-"""Waits of tests: for an event, with one bound for all, or for time that a test is about.
+"""Waits of tests: for an event, with one bound for all waits, or for a duration that a test is about.
 
-A wait for an event ends when the event comes, so that a busy machine makes a test slower and never red.
-This is the only file of tests that may sleep for long; `tests/test_waits.py` holds that.
+A wait for an event ends when the event occurs: a busy machine makes a test slower, but never fail.
+This is the only file of tests that may sleep for long; `tests/test_waits.py` enforces that.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ndif.simulation.virtual_time import VirtualLoop
 T = TypeVar("T")
 
 PATIENCE_S = 300.0
-"""Bound of every wait, in seconds: far beyond each limit under test on a machine with four busy loops."""
+"""Bound of every wait, in seconds: far above each limit under test on a machine with four busy loops."""
 POLL_S = 0.02
 _SLOWEST_S, _FACTOR = 0.1, 1.1
-"""A condition that takes long is asked for more seldom: what it asks works for the same cores."""
+"""Polls become rarer with time: the polled process runs on the same cores."""
 
 
 def until(condition: Callable[[], T | None], explain: Callable[[], str] = str) -> T:
     """Wait until `condition` returns something true, and return it; fail with `explain` otherwise."""
     deadline, pause_s = time.monotonic() + PATIENCE_S, POLL_S
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, explain()
         time.sleep(pause_s)
         pause_s = min(_FACTOR * pause_s, _SLOWEST_S)
-    return found
+    return value
 
 
 async def eventually(
@@ -40,20 +40,20 @@ async def eventually(
     loop = asyncio.get_running_loop()
     deadline, pause_s = loop.time() + PATIENCE_S, POLL_S
     while True:
-        found = condition()
-        if isawaitable(found):
-            found = await found
-        if found:
-            return found
+        value = condition()
+        if isawaitable(value):
+            value = await value
+        if value:
+            return value
         assert loop.time() < deadline, explain()
         await asyncio.sleep(pause_s)
         pause_s = min(_FACTOR * pause_s, _SLOWEST_S)
 
 
 def time_passes(seconds: float) -> None:
-    """Let real time pass, where a test is about time or holds that nothing happens in it.
+    """Let real time pass, for a test about time or a test that nothing happens.
 
-    More time than asked for must never make the test fail.
+    A longer sleep must never make the test fail.
     """
     time.sleep(seconds)
 
@@ -65,6 +65,6 @@ async def time_passes_async(seconds: float) -> None:
 
 
 async def virtual_time_passes(seconds: float) -> None:
-    """Let time pass on a `VirtualLoop`, where it takes none."""
+    """Let virtual time pass on a `VirtualLoop`; this takes no real time."""
     assert isinstance(asyncio.get_running_loop(), VirtualLoop)
     await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Blocks that the clients of the benchmarks run, in their own process or on a server, by name."""
+"""Blocks that the benchmarks' clients run by name, in their own process or on a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ else:
     load = partial(TransformersModel, task="text-generation")
 
 CONFIG.APP.REMOTE_LOGGING = False
-# As many as a server's models have.
+# The same number as a server's models.
 torch.set_num_threads(os.cpu_count() or 1)
 
 
@@ -46,7 +46,7 @@ def tiny(model: Any, **how: Any) -> None:
 
 
 def every_layer(model: Any, **how: Any) -> None:
-    """Read every layer, edit ten of them."""
+    """Read every layer, and edit ten of them."""
     with model.trace(PROMPT, **how):
         hidden = [].save()
         for number, layer in enumerate(model.model.layers):
@@ -66,7 +66,7 @@ def generation(model: Any, **how: Any) -> None:
 
 
 def series(model: Any, **how: Any) -> None:
-    """Run twenty traces, each right after the one before."""
+    """Run twenty traces without pauses."""
     for _ in range(20):
         small(model, **how)
 
@@ -82,7 +82,7 @@ def session(model: Any, **how: Any) -> None:
 
 
 def large(size: int, model: Any, **how: Any) -> None:
-    """Return `size` bytes of bfloat16 that compress like a model's numbers."""
+    """Return `size` bytes of bfloat16 that compress like a model's weights."""
     count = size // 2
     with model.trace(PROMPT, **how):
         weight = model.lm_head.weight.detach().flatten()
@@ -94,7 +94,7 @@ def large(size: int, model: Any, **how: Any) -> None:
 
 
 def many_large(model: Any, **how: Any) -> None:
-    """Return ten results of 16 MB, each right after the one before."""
+    """Return ten results of 16 MB, without pauses."""
     for _ in range(10):
         large(16 * MB, model, **how)
 

@@ -1,4 +1,4 @@
-"""A client that sends a small trace each second, so that the state of a server changes all the time.
+"""A client that sends a small trace each second, so that the server's state changes constantly.
 
 Usage: dashboard.py NAME SECONDS.
 """

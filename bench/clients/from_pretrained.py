@@ -1,7 +1,7 @@
 """A program that loads a checkpoint with transformers alone.
 
-Usage: from_pretrained.py FOLDER; prints, as one JSON list, the seconds of the load without the imports, and
-those of the first forward pass, which is the first to read the weights.
+Usage: from_pretrained.py FOLDER; prints one JSON list: the seconds of the load, without the imports, and
+the seconds of the first forward pass, which reads the weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-# Else `from_pretrained` would import it.
+# Otherwise `from_pretrained` imports it.
 for architecture in json.loads(Path(sys.argv[1], "config.json").read_text())["architectures"]:
     getattr(transformers, architecture)
 

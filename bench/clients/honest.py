@@ -1,6 +1,6 @@
-"""A client of nnsight 0.8 that runs small traces on a server; prints the median of their seconds.
+"""A client of nnsight 0.8 that runs small traces on a server and prints their median seconds.
 
-Usage: honest.py NAME [FILE]; with FILE it writes the payload of a trace of 7 MB, and runs nothing.
+Usage: honest.py NAME [FILE]; with FILE it only writes the payload of a trace of 7 MB.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONFIG.APP.REMOTE_LOGGING = False
 
 
 class Recorder(Backend):
-    """Writes the payload that would be sent to a file."""
+    """Writes the payload to a file instead of sending it."""
 
     def __call__(self, tracer: Any) -> None:
         Path(sys.argv[2]).write_bytes(RequestModel.serialize(tracer, compress=False))
@@ -44,7 +44,7 @@ def main() -> None:
     model = TransformersModel(sys.argv[1], task="text-generation")
     if len(sys.argv) > 2:
         with model.trace(PROMPT, backend=Recorder()):
-            values = torch.randn(1_750_000).save()  # noqa: F841 - a variable is what is saved
+            values = torch.randn(1_750_000).save()  # noqa: F841 - saving needs a variable
             model.lm_head.output.save()
         return
     print(statistics.median(trace_s(model) for _ in range(ROUNDS)))

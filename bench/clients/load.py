@@ -1,4 +1,4 @@
-"""Clients of one server that send their jobs at once, each its next when its last has ended."""
+"""Concurrent clients of one server; each sends its next job when its last one has ended."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class Client(Protocol):
     """A client, such as `bench.clients.user.User`."""
 
     async def connect(self) -> None:
-        """Open its connections."""
+        """Open the client's connections."""
 
     async def run(self, payload: bytes) -> None:
         """Send a job, and wait for its result."""
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the client's connections."""
 
 
 @dataclass
 class Load:
-    """Clients, and what they send each time."""
+    """Clients, and the payload of their jobs."""
 
     users: Sequence[Client]
     payload: bytes
     jobs: int
     pid: int | None = None
-    """The server's process, if its processor time is asked for."""
+    """The server's process, if its processor time is measured."""
     cpu_s: list[float] = field(default_factory=list)
-    """Seconds of the server's processes a job, a value each time."""
+    """Core-seconds of the server's processes per job, one value per run."""
 
     async def run(self) -> float:
         """Send the jobs; return the seconds."""
@@ -61,7 +61,7 @@ class Load:
 
 
 def loads_in_turn(loads: Mapping[str, Load], rounds: int, pause_s: float = 0.15) -> Samples:
-    """Return the seconds of each way's load, in turn, after a round that does not count."""
+    """Return the seconds of each load, measured in turn after a warm-up round."""
     loop = uvloop.new_event_loop()
     samples = in_turn(
         {way: lambda load=load: loop.run_until_complete(load.run()) for way, load in loads.items()},

@@ -1,6 +1,6 @@
-"""A program that runs eight small traces in its own process, one by one and as invokes of one.
+"""A program that runs eight small traces in its own process: one by one, and as invokes of one trace.
 
-Usage: one_pass.py FOLDER ROUNDS; prints, as one JSON object, the seconds of both in each round.
+Usage: one_pass.py FOLDER ROUNDS; prints one JSON object with the seconds of both in each round.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROMPT = "The Eiffel Tower is in"
 
 
 def one_by_one(model: Any) -> None:
-    """Run each trace by itself."""
+    """Run each trace separately."""
     for _ in range(_TRACES):
         with model.trace(_PROMPT):
             hidden = model.model.layers[5].output.save()  # noqa: F841
@@ -26,7 +26,7 @@ def one_by_one(model: Any) -> None:
 
 
 def together(model: Any) -> None:
-    """Run all in one forward pass."""
+    """Run all traces in one forward pass."""
     with model.trace() as tracer:
         found = [].save()  # type: ignore[attr-defined]
         for _ in range(_TRACES):
@@ -42,7 +42,7 @@ def _seconds(run: Callable[[Any], None], model: Any) -> float:
 
 
 def main() -> None:
-    """Measure rounds of both, after one that does not count."""
+    """Measure rounds of both, after a warm-up round."""
     folder, rounds = sys.argv[1], int(sys.argv[2])
     model = TransformersModel(folder, task="text-generation", dispatch=True)
     ways = (one_by_one, together)

@@ -1,6 +1,6 @@
-"""A client that sends nothing: prints, as JSON, the model key and the payload of a block, and its nnsight.
+"""A client that sends nothing: it prints JSON with the model key, the payload of a block, and its nnsight.
 
-Usage: payload.py NAME [BLOCK], one of `bench.clients.blocks`; a short generation if it is not given.
+Usage: payload.py NAME [BLOCK]; BLOCK is one of `bench.clients.blocks`, by default a short generation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ model = load(sys.argv[1])
 
 
 class Printed(Backend):
-    """Prints what a client would send, and ends the program."""
+    """Prints the request instead of sending it, and ends the program."""
 
     def __call__(self, tracer: Any) -> None:
         if OLDER:
@@ -32,12 +32,12 @@ class Printed(Backend):
             payload = RequestModel(interventions=block, tracer=tracer).serialize(False)
         else:
             payload = RequestModel.serialize(tracer, compress=False)
-        said = {
+        request = {
             "key": model.to_model_key(),
             "payload": base64.b64encode(payload).decode(),
             "nnsight": nnsight.__version__,
         }
-        print(json.dumps(said))
+        print(json.dumps(request))
         raise SystemExit
 
 

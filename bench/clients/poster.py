@@ -1,4 +1,4 @@
-"""A client that posts to a route over one connection, as light as `bench.clients.user.User`."""
+"""A client that posts to a route over one connection, with as little CPU as `bench.clients.user.User`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CHUNKED = b"transfer-encoding: chunked"
 
 
 class Poster:
-    """One client, which sends what a client of nnsight 0.8 does."""
+    """One client, which sends the same bytes as a client of nnsight 0.8."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -23,7 +23,7 @@ class Poster:
         """Post a request, and read the answer.
 
         Raises:
-            RuntimeError: If its status is not 200.
+            RuntimeError: If the answer's status is not 200.
         """
         self._writer.write(post(self._port, "", payload))
         head = await self._reader.readuntil(b"\r\n\r\n")

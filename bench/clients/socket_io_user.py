@@ -1,4 +1,4 @@
-"""A client of nnsight 0.6 or 0.7, over Socket.IO, that takes as little CPU as `bench.clients.user.User`."""
+"""A client of nnsight 0.6 or 0.7, over Socket.IO, with as little CPU as `bench.clients.user.User`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.clients.user import User, answered
 _TEXT, _BINARY, _NO_MASK = 1, 2, bytes(4)
 _PING, _PONG, _CONNECT = b"2", b"3", b"40"
 _EVENT = re.compile(rb"45\d+-(?P<number>\d*)\[")
-"""An event with bytes (Socket.IO 5); a server that waits for an acknowledgement numbers it."""
+"""An event with bytes (Socket.IO 5); it has a number if the server waits for an acknowledgement."""
 _URL = re.compile(rb"https?://")
 
 
@@ -23,7 +23,7 @@ class SocketIoUser(User):
     """One client: a Socket.IO connection for responses, and a connection for each request."""
 
     def __init__(self, port: int, key: str, nnsight: str, api_key: str = "") -> None:
-        """Use the model of `key`, as the holder of `api_key` with this nnsight."""
+        """Set the client up for the model of `key`, with `api_key` and this version of nnsight."""
         super().__init__(port, key, api_key)
         self._headers = (
             f"nnsight-model-key: {key}\r\nnnsight-compress: False\r\nnnsight-version: {nnsight}\r\n"
@@ -53,16 +53,16 @@ class SocketIoUser(User):
         self._channel.close()
 
     async def send(self, payload: bytes = b"", *, polled: bool = False) -> None:
-        """Send one request and wait until it is accepted; a polled one has no result here."""
+        """Send one request and wait until it is accepted; for a polled request, do not call `result`."""
         session = "" if polled else f"ndif-session_id: {self._session}\r\n"
         head = (
             f"POST /request HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n{self._headers}{session}"
             f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
         )
-        await _asked(self._port, head.encode() + payload)
+        await _send(self._port, head.encode() + payload)
 
     async def result(self) -> None:
-        """Wait for the result, and fetch it if it is elsewhere.
+        """Wait for the result, and fetch it if it is stored.
 
         Raises:
             RuntimeError: If the job fails.
@@ -84,7 +84,7 @@ class SocketIoUser(User):
             elif not self._answer_ping(kind, content) and kind != _TEXT:
                 raise RuntimeError(content.decode(errors="replace"))
         if url := _URL.search(content):
-            # A pickled text follows its length.
+            # In a pickle, a text follows its length.
             length = int.from_bytes(content[url.start() - 4 : url.start()], "little")
             await _fetch(content[url.start() : url.start() + length].decode())
 
@@ -95,10 +95,10 @@ class SocketIoUser(User):
 async def _fetch(url: str) -> None:
     at = urlsplit(url)
     head = f"GET {at.path}?{at.query} HTTP/1.1\r\nHost: {at.netloc}\r\nConnection: close\r\n\r\n"
-    await _asked(at.port or 80, head.encode())
+    await _send(at.port or 80, head.encode())
 
 
-async def _asked(port: int, request: bytes) -> None:
+async def _send(port: int, request: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     await answered(reader)

@@ -1,10 +1,14 @@
 """A client of one generation that runs a block in several ways, in turn and after equal pauses.
 
-Usage: traces.py NAME SPECIFICATION, which is JSON: `block`, the name of one in `bench.clients.blocks`;
-`ways`, by name the `folder` of a model in this process, or the `url` and `key` of a server; `ready`, the
-folder of the instant server, if it is one of the ways; `compress`, true if requests and results are to be
-compressed; `taken`, what `bench.sampling.in_turn` takes. Prints the samples as one JSON object, with the
-bytes of the result in `more`.
+Usage: traces.py NAME SPECIFICATION. The specification is JSON with these fields:
+
+- `block`: a name in `bench.clients.blocks`;
+- `ways`: by name, the `folder` of a model in this process, or the `url` and `key` of a server;
+- `ready`: the folder of the instant server, if it is one of the ways;
+- `compress`: true to compress requests and results;
+- `taken`: further arguments of `bench.sampling.in_turn`.
+
+The program prints the samples as one JSON object, with the bytes of the result in `more`.
 """
 
 from __future__ import annotations
@@ -30,12 +34,12 @@ if OLDER:
 
 
 def ran_here(block: Block, folder: str) -> Callable[[], None]:
-    """Return a run of the block on a model in this process."""
+    """Return a function that runs the block on a model in this process."""
     return partial(block, load(folder, dispatch=True))
 
 
 def ran_there(block: Block, model: Any, url: str, key: str = "") -> Callable[[], None]:
-    """Return a run of the block on a server."""
+    """Return a function that runs the block on a server."""
 
     def run() -> None:
         CONFIG.API.HOST, CONFIG.API.APIKEY = url, key
@@ -46,18 +50,18 @@ def ran_there(block: Block, model: Any, url: str, key: str = "") -> Callable[[],
 
 def kept(run: Callable[[], None]) -> bytes:
     """Run a block on a server; return the bytes of its result."""
-    found: list[bytes] = []
+    contents: list[bytes] = []
     if OLDER:
         plain_unpickle, plain_load = ResponseModel.unpickle, RemoteBackend._decompress_and_load
 
         def unpickle(data: bytes) -> Any:
             response = plain_unpickle(data)
             if response.status.name == "COMPLETED" and isinstance(response.data, dict):
-                found.append(_embedded(data))
+                contents.append(_embedded(data))
             return response
 
         def load(self: Any, result: Any) -> Any:
-            found.append(result.getvalue())
+            contents.append(result.getvalue())
             return plain_load(self, result)
 
         ResponseModel.unpickle, RemoteBackend._decompress_and_load = unpickle, load
@@ -65,7 +69,7 @@ def kept(run: Callable[[], None]) -> bytes:
         plain = RemoteBackend.finalize
 
         def finalize(self: Any, content: bytes) -> Any:
-            found.append(content)
+            contents.append(content)
             return plain(self, content)
 
         RemoteBackend.finalize = finalize
@@ -75,11 +79,11 @@ def kept(run: Callable[[], None]) -> bytes:
         RemoteBackend._decompress_and_load = plain_load
     else:
         RemoteBackend.finalize = plain
-    return found[-1]
+    return contents[-1]
 
 
 def _embedded(frame: bytes) -> bytes:
-    """Return the result inside a frame: the bytes that its pickle passes to `_load_from_bytes`."""
+    """Return the result in a frame: the bytes that its pickle passes to `_load_from_bytes`."""
     import pickletools
 
     start = 0
@@ -91,7 +95,7 @@ def _embedded(frame: bytes) -> bytes:
 
 
 def main() -> None:
-    """Sample the ways that were asked for."""
+    """Sample the ways of the specification."""
     CONFIG.API.COMPRESS = SPECIFICATION["compress"]
     name = SPECIFICATION["block"]
     block = BLOCKS[name]

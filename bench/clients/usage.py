@@ -1,4 +1,4 @@
-"""A client of one generation that sends jobs of several kinds for a while, and adds up what it is told.
+"""A client of one generation that sends jobs of several kinds for a while, and adds up their usage.
 
 Usage: usage.py NAMES KEY SECONDS SEED; prints one JSON object.
 """
@@ -31,27 +31,27 @@ if OLDER:
     models = [nnsight.LanguageModel(name) for name in NAMES.split(",")]
 else:
     models = [nnsight.TransformersModel(name, task="text-generation") for name in NAMES.split(",")]
-told: collections.Counter[str] = collections.Counter()
+counts: collections.Counter[str] = collections.Counter()
 seconds = 0.0
 
 
-class Backend(RemoteBackend):  # type: ignore[misc] # it has no types in one of the generations
-    """Adds up the bytes that come; nnsight 0.6 and 0.7 do without."""
+class Backend(RemoteBackend):  # type: ignore[misc] # one of the generations has no types
+    """Adds up the bytes of results, with nnsight 0.8 only."""
 
     def finalize(self, content: bytes) -> Any:
         """Count a result's bytes."""
-        told["result_bytes"] += len(content)
+        counts["result_bytes"] += len(content)
         return super().finalize(content)
 
 
 def sent(*, blocking: bool, runs_s: float = 0.0, fails: bool = False, numbers: int = 0) -> Backend:
-    """Send a job; a blocking one has ended."""
+    """Send a job; wait for its end if `blocking`."""
     model = random.choice(models)
     backend = Backend(model.to_model_key(), blocking=blocking)
-    told["sent"] += 1
+    counts["sent"] += 1
     try:
         with model.trace(PROMPT, backend=backend):
-            hidden = model.model.layers[5].output.save()  # noqa: F841 - what has a name comes back
+            hidden = model.model.layers[5].output.save()  # noqa: F841 - saving needs a variable
             noise = torch.rand(numbers).save()  # noqa: F841
             time.sleep(runs_s)
             if fails:
@@ -67,9 +67,9 @@ def sent(*, blocking: bool, runs_s: float = 0.0, fails: bool = False, numbers: i
 
 
 def ended(backend: Backend, status: str) -> None:
-    """Count the end of a job, and what it cost."""
+    """Count the end of a job, and its execution time."""
     global seconds
-    told[status] += 1
+    counts[status] += 1
     if (meta := getattr(backend, "meta", None)) is not None:
         seconds += meta["execution_time"]
 
@@ -86,7 +86,7 @@ def polled(backend: Backend) -> None:
         ended(backend, "COMPLETED")
 
 
-def one() -> None:
+def send_one() -> None:
     """Send one job of a random kind."""
     kind = random.choices(
         ("live", "polled", "error", "cancelled", "several", "large"), (50, 15, 10, 5, 10, 10)
@@ -115,6 +115,6 @@ def one() -> None:
 random.seed(int(SEED))
 deadline = time.monotonic() + float(SECONDS)
 while time.monotonic() < deadline:
-    one()
+    send_one()
     time.sleep(random.uniform(0, 0.6))
-print(json.dumps({**told, "execution_s": seconds}))
+print(json.dumps({**counts, "execution_s": seconds}))

@@ -1,4 +1,4 @@
-"""A client that takes little CPU itself, so that measurements are the server's."""
+"""A client with little CPU use, so that measurements show the server's cost."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import time
 
 
 def key_of(name: str) -> str:
-    """Return the key of a model as nnsight 0.8 has it."""
-    told = json.dumps({"repo_id": name, "revision": None})
-    return f"nnsight.modeling.transformers.TransformersModel:{told}"
+    """Return the key of a model in nnsight 0.8."""
+    repository = json.dumps({"repo_id": name, "revision": None})
+    return f"nnsight.modeling.transformers.TransformersModel:{repository}"
 
 
 KEY = key_of("bench/nothing")
@@ -30,7 +30,7 @@ _KEPT_ALIVE_S = 3.0
 
 @functools.lru_cache(maxsize=64)
 def post(port: int, session: str, payload: bytes, key: str = KEY, api_key: str = "") -> bytes:
-    """Return a request as nnsight 0.8 sends it, for a model of this key."""
+    """Return the bytes of a request of nnsight 0.8, for the model of this key."""
     data = json.dumps({"model_key": key, "session_id": session, "compress": False, "env": {}})
     parts = b"".join(
         b"--%s\r\nContent-Disposition: form-data; name=%s\r\n\r\n%s\r\n"
@@ -50,7 +50,7 @@ def post(port: int, session: str, payload: bytes, key: str = KEY, api_key: str =
 
 
 def get(port: int, path: str, api_key: str = "") -> bytes:
-    """Return a request to read."""
+    """Return the bytes of a GET request."""
     return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{_header(api_key)}\r\n".encode()
 
 
@@ -62,7 +62,7 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
     """Return the body of the next answer.
 
     Raises:
-        RuntimeError: If its status is not 200.
+        RuntimeError: If the answer's status is not 200.
     """
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(
@@ -77,7 +77,7 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
 
 
 async def pings(port: int, count: int) -> list[float]:
-    """Return the seconds of each `/ping` from when it is due, also if another is held up then."""
+    """Return the seconds of each `/ping` from its due time, even if an earlier one delays it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     took = []
     due = time.perf_counter()
@@ -95,7 +95,7 @@ class User:
     """One client: a WebSocket for responses, and a connection for requests."""
 
     def __init__(self, port: int, key: str = KEY, api_key: str = "") -> None:
-        """Use the model of `key`, as the holder of `api_key`."""
+        """Set the client up for the model of `key`, with `api_key`."""
         self._port = port
         self._key = key
         self._api_key = api_key
@@ -140,10 +140,10 @@ class User:
         await self.result()
 
     async def send(self, payload: bytes = SMALL, *, polled: bool = False) -> None:
-        """Send one request and wait until it is accepted; a polled one has no result here.
+        """Send one request and wait until it is accepted; for a polled request, do not call `result`.
 
         Raises:
-            RuntimeError: If it is refused.
+            RuntimeError: If the request is refused.
         """
         if time.monotonic() - self._used > _KEPT_ALIVE_S:
             self._requests.close()
@@ -167,7 +167,7 @@ class User:
         receiving.cancel()
 
     async def receive(self) -> None:
-        """Read what comes, until cancelled."""
+        """Read frames until cancelled."""
         while True:
             kind, content = await self._frame()
             self._answer_ping(kind, content)

@@ -1,4 +1,4 @@
-"""A runtime that loads and runs nothing, to measure a server without its models."""
+"""A runtime without models, to measure the rest of a server."""
 
 from __future__ import annotations
 

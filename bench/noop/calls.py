@@ -1,7 +1,7 @@
 """The throughput of Ray alone: calls a second.
 
 Usage: python -m bench.noop.calls ADDRESS; prints a number for each line that it reads.
-Two actors answer small calls; each gets the next call once it has answered.
+Two actors answer small calls; each gets its next call after its answer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Echo:
     """A minimal actor."""
 
     async def run(self, content: bytes) -> dict[str, object]:
-        """Answer as a replica does."""
+        """Return an answer like a replica's."""
         return {"status": "COMPLETED", "description": "", "delivered": True}
 
 
 async def rate(actors: Sequence[ActorHandle]) -> float:
-    """Return the calls a second."""
+    """Return the number of calls per second."""
 
     async def ask(actor: ActorHandle) -> None:
         for _ in range(_CALLS // len(actors)):

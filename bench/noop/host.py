@@ -29,7 +29,9 @@ async def serve(folder: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with socket.create_server((HOST, 0), backlog=128) as listening:
         port = listening.getsockname()[1]
-        checkpoint = folder / "checkpoint"  # of its own: the server's folder holds its secrets
+        checkpoint = (
+            folder / "checkpoint"
+        )  # a separate folder: the server's folder holds its secrets
         checkpoint.mkdir(exist_ok=True)
         deployment = DeploymentConfig("bench/nothing", str(checkpoint), dedicated=True, replicas=2)
         config = ProcessConfig(

@@ -1,9 +1,8 @@
-"""A stand-in for a model process that a host starts: it answers every frame at once, and imports no torch.
+"""A stand-in for a model process: it answers every frame at once, and does not import torch.
 
-Usage: process.py BYTES -m MODULE ARGUMENTS..., as an interpreter is called, for the modules that a host
-starts: ndif.runtime, ndif.runtime.measure, ndif.runtime.weights.fetch and
-ndif.runtime.weights.checkpoint_metadata. A runner is a channel: it has no process to be killed, and ends
-when its host closes that.
+Usage: process.py BYTES -m MODULE ARGUMENTS..., like an interpreter, for the modules that a host starts:
+ndif.runtime, ndif.runtime.measure, ndif.runtime.weights.fetch and ndif.runtime.weights.checkpoint_metadata.
+A runner is only a channel, without a process, and ends when its host closes the channel.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _LOOK_S = 0.01
 
 
 class Model:
-    """A zygote and all its runners, in one thread but for those that are busy."""
+    """A zygote and all its runners in one thread; each busy runner has its own thread."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._control = FrameChannel(socket.socket(fileno=fd))
@@ -55,16 +54,16 @@ class Model:
         self._ready = selectors.DefaultSelector()
         self._ready.register(self._control.socket, selectors.EVENT_READ)
 
-    def be(self) -> None:
-        """Answer until the host hangs up."""
+    def serve(self) -> None:
+        """Answer until the host closes the channel."""
         while True:
             for key, _ in self._ready.select():
                 if key.data is not None:
-                    self._be_runner(*key.data)
-                elif not self._be_zygote():
+                    self._answer_as_runner(*key.data)
+                elif not self._answer_as_zygote():
                     return
 
-    def _be_zygote(self) -> bool:
+    def _answer_as_zygote(self) -> bool:
         try:
             order, _, fds = self._control.receive()
         except (EOFError, OSError):
@@ -78,19 +77,21 @@ class Model:
                 channel = FrameChannel(socket.socket(fileno=fds[0]))
                 runner = (channel, name, not fresh or reused)
                 self._ready.register(channel.socket, selectors.EVENT_READ, runner)
-                with contextlib.suppress(OSError):  # its host wants it no longer, as is read next
+                with contextlib.suppress(
+                    OSError
+                ):  # the host has closed the channel; a later read notices it
                     channel.send(Signal.IDLE)
             case Signal.VERIFY:
                 self._control.send(Verified(0))
         return True
 
-    def _be_runner(self, channel: FrameChannel, name: str, is_kept: bool) -> None:
+    def _answer_as_runner(self, channel: FrameChannel, name: str, is_kept: bool) -> None:
         try:
             run, payload, _ = channel.expect(Run)
             channel.send(Signal.RUNNING)
             if payload[:1] == b"{":
                 arguments = (channel, run, is_kept, json.loads(payload))
-                threading.Thread(target=be_busy, args=arguments, daemon=True).start()
+                threading.Thread(target=work, args=arguments, daemon=True).start()
             else:
                 finish(channel, run, is_kept)
         except (EOFError, OSError):
@@ -99,15 +100,15 @@ class Model:
             self._control.send(Exited(name, 0))
 
 
-def be_busy(channel: FrameChannel, run: Run, is_kept: bool, wanted: dict[str, Any]) -> None:
-    """Take the time that a payload asks for."""
-    wait(**wanted)
+def work(channel: FrameChannel, run: Run, is_kept: bool, options: dict[str, Any]) -> None:
+    """Wait as a payload demands, then answer."""
+    wait(**options)
     with contextlib.suppress(OSError):
         finish(channel, run, is_kept)
 
 
 def finish(channel: FrameChannel, run: Run, is_kept: bool) -> None:
-    """Answer a request, and be there for the next if the runner is kept."""
+    """Answer a request, and report that the runner is idle if it is kept."""
     content = COMPRESSED if run.compress_inline else RESULT
     channel.send(Returned(run.compress_inline, RunReport(0, ())), content)
     if is_kept:
@@ -115,7 +116,7 @@ def finish(channel: FrameChannel, run: Run, is_kept: bool) -> None:
 
 
 def ready(spec: ModelSpec, size: int) -> Ready:
-    """The report of a process that has loaded its model."""
+    """Return the report of a process that has loaded its model."""
     model = LoadedModel(
         "Nothing",
         size // 2,
@@ -129,7 +130,7 @@ def ready(spec: ModelSpec, size: int) -> Ready:
 
 
 def wait(tell: str | None = None, for_s: float = 0.0) -> None:
-    """Obey a payload: be busy for so long, and while a file is there, which names this process."""
+    """Sleep for `for_s`; then write this process's id to the file `tell`, and wait for its removal."""
     time.sleep(for_s)
     if tell is not None:
         Path(tell).write_text(str(os.getpid()))
@@ -138,33 +139,33 @@ def wait(tell: str | None = None, for_s: float = 0.0) -> None:
 
 
 def fetch() -> None:
-    """Nothing is to be had."""
+    """Print the facts of a repository without files."""
     print(to_json(RepositoryFacts("/nowhere")).decode(), flush=True)
 
 
 def evaluate(fd: int, size: int) -> None:
-    """Every model is as large."""
+    """Answer that a model has `size` bytes."""
     answer(fd, ModelSize(size, size // 2))
 
 
 def outline(fd: int) -> None:
-    """No hub knows any model."""
+    """Answer with the facts of a repository without files."""
     answer(fd, RepositoryFacts("/nowhere", card="text-generation"))
 
 
-def answer(fd: int, said: ModelSize | RepositoryFacts) -> None:
-    """Answer a question, whatever it is."""
+def answer(fd: int, facts: ModelSize | RepositoryFacts) -> None:
+    """Answer any question with these facts."""
     with socket.socket(fileno=fd) as connection:
         if connection.makefile("r").readline():
-            connection.sendall(to_json(said) + b"\n")
+            connection.sendall(to_json(facts) + b"\n")
 
 
 def main() -> None:
-    """Be what the interpreter was called for."""
+    """Run the stand-in of the module in the arguments."""
     end_with_parent()
     size, _, module, *arguments = sys.argv[1:]
     programs: Programs = {
-        "ndif.runtime": lambda fd: Model(fd, int(size)).be(),
+        "ndif.runtime": lambda fd: Model(fd, int(size)).serve(),
         "ndif.runtime.measure": lambda fd: evaluate(fd, int(size)),
         "ndif.runtime.weights.checkpoint_metadata": outline,
     }

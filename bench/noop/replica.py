@@ -1,4 +1,4 @@
-"""A replica on a node of Ray's whose model takes no time."""
+"""A replica on a Ray node whose model takes no time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ndif.server.node_actor import NodeActor
 
 
 class NoopReplica(NodeActor):
-    """A real one, but for what it starts."""
+    """A real `NodeActor`, except that it starts no-op model processes."""
 
     def runtimes(self, settings: Settings) -> Runtimes:
         """See `NodeActor.runtimes`."""

@@ -1,4 +1,4 @@
-"""The scenarios: each a module whose `measure` gives figures (`bench.scenario.Scenario`)."""
+"""The scenarios: modules whose `measure` yields figures (`bench.scenario.Scenario`)."""
 
 QUICK = (
     "small_trace",
@@ -12,7 +12,7 @@ QUICK = (
     "fair_queue",
     "placement",
 )
-"""Scenarios of `make bench`, in ten minutes."""
+"""Scenarios of `make bench`, which takes ten minutes."""
 
 FULL = (
     "many_machines",

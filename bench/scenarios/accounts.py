@@ -1,4 +1,4 @@
-"""The cost of API keys and their limits: of a request, of many keys, and of idle live channels."""
+"""The cost of API keys and their limits: per request, with many keys, and with idle live channels."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def _posts(user: User) -> list[float]:
 
 
 async def _first_posts(port: int, numbers: Sequence[int]) -> float:
-    """Return the median seconds of a first request of each of these keys."""
+    """Return the median seconds of each key's first request."""
     took = []
     for number in numbers:
         user = User(port, api_key=_key(number))
@@ -117,8 +117,8 @@ async def _measure() -> list[Figure]:
                 await user.connect()
                 await _posts(user)
             for _ in range(_ROUNDS):
-                for each, user in zip(took, users, strict=True):
-                    each += await _posts(user)
+                for seconds, user in zip(took, users, strict=True):
+                    seconds += await _posts(user)
             without, with_few, with_many = map(statistics.median, took)
             firsts = [await _first_posts(port, range(1, _FEW)) for port in (small, big)]
             before = _resident(pid)

@@ -31,7 +31,7 @@ _PATIENCE_S = 120.0
 
 
 def measure(site: Site) -> list[Figure]:
-    """Measure everything about a server of many machines."""
+    """Measure a server of many machines."""
     return uvloop.run(_measure(site.environment))
 
 
@@ -65,12 +65,12 @@ async def _throughput(users: list[User], ray_address: str) -> Figure:
         )
     return Figure.of(
         "many machines: sustained no-op jobs / calls of Ray alone",
-        samples.each(lambda job, call: call / job, "jobs", "calls"),
+        samples.per_round(lambda job, call: call / job, "jobs", "calls"),
         1.2,
         "x",
         at_most=False,
         how=f"{1 / samples.median('jobs'):.0f} requests and {1 / samples.median('calls'):.0f} calls a "
-        f"second; {_USERS} users, two gateways, two replicas or actors; {samples.said}",
+        f"second; {_USERS} users, two gateways, two replicas or actors; {samples.summary}",
     )
 
 
@@ -80,7 +80,7 @@ async def _seconds(rate: Callable[[], Awaitable[float]]) -> float:
 
 @contextlib.asynccontextmanager
 async def _calls(ray_address: str) -> AsyncIterator[Callable[[], Awaitable[float]]]:
-    """Start `bench.noop.calls`; the value measures once."""
+    """Start `bench.noop.calls`; yield a function that measures once."""
     calling = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.noop.calls", ray_address),
         cwd=ROOT,
@@ -89,11 +89,11 @@ async def _calls(ray_address: str) -> AsyncIterator[Callable[[], Awaitable[float
     )
     assert calling.stdin is not None
     assert calling.stdout is not None
-    ask, told = calling.stdin, calling.stdout
+    ask, output = calling.stdin, calling.stdout
 
     async def rate() -> float:
         ask.write(b"\n")
-        return float(await told.readline())
+        return float(await output.readline())
 
     try:
         yield rate
@@ -148,7 +148,7 @@ async def _take_over(user: User, hosts: list[NoopHost]) -> Figure:
 
 
 async def _accepted(user: User) -> None:
-    """Send a request, again until it is accepted."""
+    """Send a request repeatedly until it is accepted."""
     while True:
         try:
             return await user.send()
@@ -159,7 +159,7 @@ async def _accepted(user: User) -> None:
 async def _memory(hosts: list[NoopHost], waiting: Callable[[], int]) -> Figure:
     """Measure the leader's memory while many requests wait."""
     host = next(host for host in hosts if host.is_leading)
-    # New users: the server drops clients that have received nothing for a while.
+    # Use new users: the server drops clients that have received nothing for a while.
     senders = [User(host.port) for _ in range(_USERS)]
     for sender in senders:
         await sender.connect()
@@ -183,7 +183,7 @@ async def _memory(hosts: list[NoopHost], waiting: Callable[[], int]) -> Figure:
 
 
 async def _both(users: list[User], folder: Path) -> None:
-    """Wait until two jobs run at a time."""
+    """Wait until two jobs run at once."""
     held = [folder / "both-0", folder / "both-1"]
     for user, file in zip(users, held, strict=False):
         await user.send(_busy(file))

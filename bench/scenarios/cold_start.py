@@ -1,7 +1,7 @@
-"""A cold start: from the request to deploy a model that lies on the disk until it serves.
+"""A cold start: the time from the request to deploy a model on the disk until the model serves.
 
-The peer is `from_pretrained` in a new process that has imported everything. In each round the model has a
-name and a folder that the server does not know; the files are in the page cache on both sides.
+The peer is `from_pretrained` in a new process after its imports. In each round the model has a new name and
+a new folder; the files are in the page cache in both measurements.
 """
 
 from __future__ import annotations
@@ -31,46 +31,47 @@ _OURS, _PEER = "cold start", "from_pretrained"
 def measure(site: Site) -> Iterator[Figure]:
     """Measure both in turn, on a server without a model."""
     with (
-        # Beside the checkpoint: a link reaches no other file system.
+        # Beside the checkpoint: hard links work only within a file system.
         tempfile.TemporaryDirectory(dir=site.folder.parent) as scratch,
-        machine({}, site.environment) as one,
+        machine({}, site.environment) as host,
     ):
         numbers = itertools.count()
         forward_passes: list[float] = []
         ways = {
-            _OURS: lambda: _cold_start(one, site.folder, Path(scratch), next(numbers)),
+            _OURS: lambda: _cold_start(host, site.folder, Path(scratch), next(numbers)),
             _PEER: lambda: _from_pretrained(site.folder, forward_passes),
         }
         samples = in_turn(ways, rounds=_ROUNDS, warm_up=1, pause_s=1.0)
     how = (
-        f"{samples.median(_OURS):.2f} / {samples.median(_PEER):.2f} s, to which its first forward pass, "
-        f"which reads the weights, adds {statistics.median(forward_passes):.2f} s; {samples.said}"
+        f"{samples.median(_OURS):.2f} / {samples.median(_PEER):.2f} s, plus "
+        f"{statistics.median(forward_passes):.2f} s for the first forward pass, which reads the weights; "
+        f"{samples.summary}"
     )
-    ratios = samples.each(truediv, _OURS, _PEER)
+    ratios = samples.per_round(truediv, _OURS, _PEER)
     yield Figure.of(f"{_OURS} of SmolLM2 / {_PEER}", ratios, 1.3, "x", how=how)
 
 
-def _cold_start(one: Machine, folder: Path, scratch: Path, number: int) -> float:
-    """Return the seconds until a model serves of which nothing is known or loaded."""
+def _cold_start(host: Machine, folder: Path, scratch: Path, number: int) -> float:
+    """Return the seconds until an unknown model serves."""
     name = f"bench/cold-{number}"
     linked = shutil.copytree(folder, scratch / str(number), copy_function=os.link)
-    took = one.deploy(name, linked)
-    one.evict(name, cold=True)
+    took = host.deploy(name, linked)
+    host.evict(name, cold=True)
     return took
 
 
 def _from_pretrained(folder: Path, forward_passes: list[float]) -> float:
-    """Return the seconds that a new process loads the checkpoint, once all is imported.
+    """Return the seconds that a new process needs to load the checkpoint, after its imports.
 
-    Those of the forward pass that follows are added to `forward_passes`.
+    Append the seconds of the following forward pass to `forward_passes`.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "bench.clients.from_pretrained", str(folder)],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     )
-    load_s, forward_s = json.loads(done.stdout)
+    load_s, forward_s = json.loads(process.stdout)
     forward_passes.append(forward_s)
     return float(load_s)

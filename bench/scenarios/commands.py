@@ -1,4 +1,4 @@
-"""Starting: a command's first word, and a server of one's own."""
+"""Starts: a command's help, and a server in local mode."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _STARTS = 3
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure the help, and local mode's own part of a start and of the memory."""
+    """Measure the help, and local mode's share of a start and of the memory."""
     samples = in_turn({"help": lambda: _help(site)}, rounds=_ROUNDS, warm_up=1)
-    yield Figure.of("ndif --help", samples.seconds["help"], 0.4, "s", how=samples.said)
+    yield Figure.of("ndif --help", samples.seconds["help"], 0.4, "s", how=samples.summary)
     memory, later = [], []
     for _ in range(_STARTS):
-        with server(site.folder, site.environment) as (_, pid, said):
+        with server(site.folder, site.environment) as (_, pid, output):
             memory.append(resident(pid) / MB)
-            found = re.search(r"ready (.+?) later", said)
-            if found is None:
-                raise RuntimeError(f"The server does not say when it was ready:\n{said}")
-            later.append(parse_duration(found[1]))
+            match = re.search(r"ready (.+?) later", output)
+            if match is None:
+                raise RuntimeError(f"The server does not say when it was ready:\n{output}")
+            later.append(parse_duration(match[1]))
     how = f"the control plane's process; {_STARTS} starts"
     yield Figure.of("idle server without a model", memory, 120, "MB", how=how)
     how = f"as local mode says; {_STARTS} starts"

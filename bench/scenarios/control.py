@@ -34,19 +34,19 @@ _POLL_EVERY_S = 0.02
 
 
 async def sustained(users: list[User]) -> float:
-    """Return the requests a second when each user sends one request after the other."""
+    """Return the requests per second when each user sends one request after the other."""
     ends = time.perf_counter() + _ROUND_S
-    done = 0
+    count = 0
 
     async def go_on(user: User) -> None:
-        nonlocal done
+        nonlocal count
         while time.perf_counter() < ends:
             await user.run()
-            done += 1
+            count += 1
 
     began = time.perf_counter()
     await asyncio.gather(*map(go_on, users))
-    return done / (time.perf_counter() - began)
+    return count / (time.perf_counter() - began)
 
 
 async def at_rate(users: list[User]) -> list[float]:
@@ -57,7 +57,7 @@ async def at_rate(users: list[User]) -> list[float]:
         idle.put_nowait(user)
     took: list[float] = []
 
-    async def one(due: float) -> None:
+    async def send(due: float) -> None:
         user = await idle.get()
         await user.run()
         took.append(time.perf_counter() - due)
@@ -69,7 +69,7 @@ async def at_rate(users: list[User]) -> list[float]:
         due += dice.expovariate(_RATE)
         if (left := due - time.perf_counter()) > 0:
             await asyncio.sleep(left)
-        running.append(asyncio.create_task(one(due)))
+        running.append(asyncio.create_task(send(due)))
     await asyncio.gather(*running)
     return sorted(took)
 
@@ -80,7 +80,7 @@ async def accepting(user: User) -> Samples:
     async def accepted(*, polled: bool) -> float:
         took = []
         for _ in range(_ACCEPTED):
-            await asyncio.sleep(_PAUSE_S)  # until the one before has ended
+            await asyncio.sleep(_PAUSE_S)  # until the previous request has ended
             began = time.perf_counter()
             await user.send(polled=polled)
             took.append(time.perf_counter() - began)
@@ -95,7 +95,7 @@ async def accepting(user: User) -> Samples:
 
 
 async def beside_polled_jobs(port: int, api_key: str) -> list[float]:
-    """Return the sorted seconds of `/ping` while many polled jobs wait, some of which are polled."""
+    """Return the sorted seconds of `/ping` while many polled jobs wait and a client polls some of them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     polls, asks = await asyncio.open_connection("127.0.0.1", port)
     with tempfile.TemporaryDirectory() as folder:
@@ -158,10 +158,10 @@ async def _measure(machine: Machine) -> list[Figure]:
         ),
         Figure.of(
             "POST /request: a polled job beyond a live one",
-            accepted.each(lambda polled, live: 1e3 * (polled - live), _POLLED, _LIVE),
+            accepted.per_round(lambda polled, live: 1e3 * (polled - live), _POLLED, _LIVE),
             2,
             "ms more",
             how=f"its disk has the job; a live one takes {accepted.median(_LIVE) * 1e3:.1f} ms; "
-            f"medians of {_ACCEPTED}, {accepted.said}",
+            f"medians of {_ACCEPTED}, {accepted.summary}",
         ),
     ]

@@ -27,7 +27,7 @@ new MutationObserver((_, observer) => {
   window.usableAfterMs = performance.now();
 }).observe(document, {childList: true, subtree: true});
 """
-"""Notes when the page shows the first model, and can be used."""
+"""Script that records when the page shows the first model and can be used."""
 
 
 def processor_s(pid: int) -> float:
@@ -38,7 +38,7 @@ def processor_s(pid: int) -> float:
 
 @contextlib.contextmanager
 def open_pages(url: str, count: int) -> Iterator[list[int]]:
-    """Hold so many streams of events open; the value is the bytes that each of them has received."""
+    """Hold `count` event streams open; yield a list of the bytes that each has received."""
     parts = urlsplit(url)
     assert parts.hostname
     assert parts.port
@@ -52,8 +52,8 @@ def open_pages(url: str, count: int) -> Iterator[list[int]]:
 
     def read(index: int) -> None:
         with contextlib.suppress(OSError):
-            while found := streams[index].recv(1 << 16):
-                received[index] += len(found)
+            while data := streams[index].recv(1 << 16):
+                received[index] += len(data)
 
     readers = [threading.Thread(target=read, args=(i,), daemon=True) for i in range(count)]
     for reader in readers:
@@ -67,11 +67,11 @@ def open_pages(url: str, count: int) -> Iterator[list[int]]:
 
 
 def used_share(url: str, pid: int, *, busy: bool) -> float:
-    """Return the share of a core that a server uses, while a client sends jobs or nobody does."""
+    """Return the share of a core that a server uses, with a client that sends jobs or without."""
     with ThreadPoolExecutor(1) as pool:
         if busy:
             sending = pool.submit(client, "dashboard", "0.8", url, str(_SECONDS + 15.0))
-            time.sleep(10)  # the client starts
+            time.sleep(10)  # until the client has started
         before, began = processor_s(pid), time.monotonic()
         time.sleep(_SECONDS)
         share = (processor_s(pid) - before) / (time.monotonic() - began)
@@ -81,7 +81,7 @@ def used_share(url: str, pid: int, *, busy: bool) -> float:
 
 
 def first_load(url: str) -> Iterator[Figure]:
-    """Measure the bytes of the page and all that it loads, and the time until it shows the models."""
+    """Measure the bytes of the page with its resources, and the time until it shows the models."""
     from playwright.sync_api import sync_playwright
 
     usable, sizes = [], []
@@ -118,7 +118,7 @@ def measure(site: Site) -> Iterator[Figure]:
             without = used_share(url, pid, busy=busy)
             with open_pages(url, _PAGES) as received:
                 share = used_share(url, pid, busy=busy)
-                each = statistics.median(received)
-            how = f"{100 * share:.1f} % beside {100 * without:.1f} %; {each / 1e3:.0f} kB to each page"
+                size = statistics.median(received)
+            how = f"{100 * share:.1f} % beside {100 * without:.1f} %; {size / 1e3:.0f} kB to each page"
             cost = 100 * (share - without)
             yield Figure(f"{_PAGES} open pages, {name}", cost, 5, "% of a core", how=how)

@@ -1,7 +1,7 @@
-"""A trace that reads all thirty layers and edits ten of them: what confinement adds to each access.
+"""A trace that reads all thirty layers and edits ten of them: the confinement's cost per access.
 
-A trusted job ends the sandboxed processes that wait beside it, so each user has a server; the two are the
-same and are used in turn.
+A trusted job ends waiting sandboxed processes, so each user has a server. The two servers are equal and are
+used in turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def measure(site: Site) -> Iterator[Figure]:
         samples = sample("every_layer", ways[TRUSTED]["url"], ways, rounds=_ROUNDS)
     how = (
         f"{samples.median(SANDBOXED) * 1e3:.1f} / {samples.median(TRUSTED) * 1e3:.1f} ms; "
-        f"{samples.said}"
+        f"{samples.summary}"
     )
-    ratios = samples.each(truediv, SANDBOXED, TRUSTED)
+    ratios = samples.per_round(truediv, SANDBOXED, TRUSTED)
     yield Figure.of("30 reads and 10 edits, sandboxed / trusted", ratios, 1.03, "x", how=how)

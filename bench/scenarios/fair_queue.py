@@ -21,7 +21,7 @@ _PAIRS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A waiting request of which nothing but its turn matters."""
+    """A waiting request with only the fields that scheduling needs."""
 
     id: str
     user: str
@@ -32,7 +32,7 @@ class _Waiting:
 
 
 def measure(_: Site) -> list[Figure]:
-    """Measure an add and take of one entry, and the positions of all."""
+    """Measure an add and take of one entry, and the positions of all entries."""
     entries = _entries()
     full: FairQueue[_Waiting] = FairQueue()
     for entry in itertools.islice(entries, _WAITING):

@@ -23,9 +23,9 @@ _SAMPLE_S = 0.25
 
 
 def measure(site: Site) -> list[Figure]:
-    """Measure what the attacks of `tests/security` cost, by eight clients that go on for half a minute."""
+    """Measure the cost of the attacks of `tests/security` by eight clients for half a minute."""
     with server(site.folder, site.environment, "--sandbox", "--no-token") as (url, pid, _):
-        client("honest", "0.8", url)  # memory that the first traces need is not an attack's
+        client("honest", "0.8", url)  # do not count the memory of the first traces as an attack's
         with tempfile.NamedTemporaryFile() as file:
             client("honest", "0.8", url, file.name)
             kinds = (never_reads(Path(file.name).read_bytes()), *ATTACKS)
@@ -92,7 +92,7 @@ def _attack(
     url: str, kinds: tuple[Attack, ...], number: int, ends: threading.Event, clients: set[Hostile]
 ) -> None:
     """Run one attack after another, each held for a second, until `ends` is set."""
-    # It stands for a program on another machine: its own work should take no core from the server.
+    # The attacker stands for another machine: its work should not take a core from the server.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
     while not ends.is_set():
         kind = kinds[number % len(kinds)]
@@ -102,7 +102,7 @@ def _attack(
         except OSError:
             continue
         clients.add(attacker)
-        with contextlib.suppress(OSError, AssertionError):  # it was not let in
+        with contextlib.suppress(OSError, AssertionError):  # the server did not accept it
             kind(attacker)
             ends.wait(1)
         clients.discard(attacker)

@@ -1,9 +1,9 @@
-"""Jobs a second of eight clients at once, and the processor time of each job.
+"""Jobs per second of eight clients at once, and the processor time of each job.
 
-Clients that take little time themselves send what nnsight 0.8 has serialized: as the holders of one trusted
-key to one server, of one sandboxed key and of eight to another (beside a trusted job no sandboxed process
-waits for its user's next). A peer on this machine that serves clients over Socket.IO is measured with what
-its nnsight has serialized, in turn with the servers here.
+Light clients send payloads that nnsight 0.8 has serialized. They use one trusted key on one server; on
+another server, one sandboxed key, and eight sandboxed keys. A trusted job ends sandboxed processes that
+wait for their user's next job. A peer on this machine with Socket.IO clients is measured in turn with these
+servers, with payloads of its own nnsight.
 """
 
 from __future__ import annotations
@@ -36,29 +36,34 @@ def measure(site: Site) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as scratch:
         tiny = make_gpt2(Path(scratch))
         models = {NAME: site.folder, "bench/tiny": tiny}
-        with machine(models, site.environment) as one, machine(models, site.environment) as other:
+        with (
+            machine(models, site.environment) as sandboxing,
+            machine(models, site.environment) as other,
+        ):
             for kind, name, block, jobs, limits in (
                 ("", NAME, "small", 16, (0.9, 0.75, 1.2)),
                 (" of a tiny model", "bench/tiny", "tiny", 64, (0.85, 0.45, None)),
             ):
-                yield from _figures(kind, _sample(one, other, name, block, jobs), limits, jobs)
+                yield from _figures(
+                    kind, _sample(sandboxing, other, name, block, jobs), limits, jobs
+                )
             for peer in site.peers:
                 if peer.clients != CLIENTS:
-                    yield from _beside(peer, one, other, 16)
+                    yield from _beside(peer, sandboxing, other, 16)
 
 
-def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -> Samples:
-    said = json.loads(client("payload", CLIENTS[0], one.url, block, runs=name).stdout)
-    sandboxed = [key for user, key in one.keys.items() if user != TRUSTED]
+def _sample(trusting: Machine, sandboxing: Machine, name: str, block: str, jobs: int) -> Samples:
+    request = json.loads(client("payload", CLIENTS[0], sandboxing.url, block, runs=name).stdout)
+    sandboxed = [key for user, key in sandboxing.keys.items() if user != TRUSTED]
     ways = {
         TRUSTED: (trusting, [trusting.keys[TRUSTED]] * _CLIENTS),
-        _ONE: (one, sandboxed[:1] * _CLIENTS),
-        _EIGHT: (one, sandboxed),
+        _ONE: (sandboxing, sandboxed[:1] * _CLIENTS),
+        _EIGHT: (sandboxing, sandboxed),
     }
     loads = {
         way: Load(
-            [User(at.port, said["key"], key) for key in keys],
-            base64.b64decode(said["payload"]),
+            [User(at.port, request["key"], key) for key in keys],
+            base64.b64decode(request["payload"]),
             jobs,
             at.pid,
         )
@@ -70,17 +75,17 @@ def _sample(trusting: Machine, one: Machine, name: str, block: str, jobs: int) -
 
 
 def _beside(peer: Server, trusting: Machine, sandboxing: Machine, jobs: int) -> Iterator[Figure]:
-    """Compare the small trace's jobs a second with those of a peer, by the clients that it serves."""
-    said = json.loads(client("payload", peer.clients[0], sandboxing.url, "small").stdout)
+    """Compare the small trace's jobs per second with a peer's, for each nnsight that the peer serves."""
+    request = json.loads(client("payload", peer.clients[0], sandboxing.url, "small").stdout)
     ways = {
         peer.name: (urlsplit(peer.url).port or 80, peer.key),
         TRUSTED: (trusting.port, trusting.keys[TRUSTED]),
         _ONE: (sandboxing.port, sandboxing.key),
     }
-    payload = base64.b64decode(said["payload"])
+    payload = base64.b64decode(request["payload"])
     loads = {
         way: Load(
-            [SocketIoUser(port, said["key"], said["nnsight"], key) for _ in range(_CLIENTS)],
+            [SocketIoUser(port, request["key"], request["nnsight"], key) for _ in range(_CLIENTS)],
             payload,
             jobs,
         )
@@ -90,22 +95,24 @@ def _beside(peer: Server, trusting: Machine, sandboxing: Machine, jobs: int) -> 
     rates = ", ".join(f"{way} {jobs / samples.median(way):.1f}" for way in ways)
     for way in (TRUSTED, _ONE):
         yield Figure.of(
-            f"jobs a second, {way}, nnsight {said['nnsight']} / {peer.name}",
-            samples.each(lambda theirs, ours: theirs / ours, peer.name, way),
+            f"jobs a second, {way}, nnsight {request['nnsight']} / {peer.name}",
+            samples.per_round(lambda theirs, ours: theirs / ours, peer.name, way),
             3,
             "x",
             at_most=False,
-            how=f"{rates} jobs/s; {_CLIENTS} clients; {samples.said}",
+            how=f"{rates} jobs/s; {_CLIENTS} clients; {samples.summary}",
         )
 
 
 def _figures(
     kind: str, samples: Samples, limits: tuple[float, float, float | None], jobs: int
 ) -> Iterator[Figure]:
-    said = {way: f"{jobs / samples.median(way):.1f}" for way in samples.seconds}
+    rates = {way: f"{jobs / samples.median(way):.1f}" for way in samples.seconds}
     for way, limit in ((_ONE, limits[0]), (_EIGHT, limits[1])):
-        ratio = samples.each(lambda trusted, own: trusted / own, TRUSTED, way)
-        how = f"{said[way]}, trusted {said[TRUSTED]} jobs/s; {_CLIENTS} clients; {samples.said}"
+        ratio = samples.per_round(lambda trusted, own: trusted / own, TRUSTED, way)
+        how = (
+            f"{rates[way]}, trusted {rates[TRUSTED]} jobs/s; {_CLIENTS} clients; {samples.summary}"
+        )
         name = f"jobs a second{kind}, {way} / trusted"
         yield Figure.of(name, ratio, limit, "x", at_most=False, how=how)
         used, least = samples.more[way], samples.more[TRUSTED]

@@ -1,11 +1,11 @@
-"""Large results: the rate at which a client has what its block has made.
+"""Large results: the rate at which a client receives the result of its block.
 
-The peer is the same client that fetches the same bytes, ready-made, from a server that answers at once, and
-loads them; no server can be faster. The block's own time is taken off: the time of the same block on the
-same model in the client's process, in the same round. What the server's process takes longer for the block
-than the client's is therefore counted against the server.
+The peer is the same client, which fetches and loads the same bytes, ready-made, from a server that answers
+at once; no server can be faster. The block's own time is subtracted: the time of the same block on the same
+model in the client's process, in the same round. If the block takes longer in the server's process, the
+difference therefore counts against the server.
 
-Compressed is what the client asks for. On the server's own machine it has a zstd frame that hardly is.
+The client requests compression. On the server's own machine it gets a zstd frame that is hardly compressed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LARGE = 256
 def measure(site: Site) -> Iterator[Figure]:
     """Measure 256 MB on one machine; in full also smaller results, and local mode."""
     with contextlib.ExitStack() as servers:
-        one = servers.enter_context(machine({NAME: site.folder}, site.environment))
-        ways = {_SANDBOXED: {"url": one.url, "key": one.key}, HERE: {"folder": str(site.folder)}}
+        host = servers.enter_context(machine({NAME: site.folder}, site.environment))
+        ways = {_SANDBOXED: {"url": host.url, "key": host.key}, HERE: {"folder": str(site.folder)}}
         if site.full:
             local, _, _ = servers.enter_context(server(site.folder, site.environment))
             ways[_LOCAL] = {"url": local}
@@ -39,7 +39,7 @@ def measure(site: Site) -> Iterator[Figure]:
                 for compress in (True, False):
                     samples = sample(
                         f"large-{size}",
-                        one.url,
+                        host.url,
                         ways | peers,
                         generation=nnsight,
                         with_instant=True,
@@ -57,21 +57,21 @@ def measure(site: Site) -> Iterator[Figure]:
 
 
 def _beside(name: str, samples: Samples, peer: str) -> Figure:
-    """Compare the rate at which the client has a result with that of a peer, its making included."""
-    ratios = samples.each(lambda theirs, ours: theirs / ours, peer, _SANDBOXED)
-    how = f"{samples.median(peer):.2f} and {samples.median(_SANDBOXED):.2f} s; {samples.said}"
+    """Compare the rate of a result with a peer's, including the block's time."""
+    ratios = samples.per_round(lambda theirs, ours: theirs / ours, peer, _SANDBOXED)
+    how = f"{samples.median(peer):.2f} and {samples.median(_SANDBOXED):.2f} s; {samples.summary}"
     name = f"rate of {name}, {_SANDBOXED} / {peer}"
     return Figure.of(name, ratios, 3, "x", at_most=False, how=how)
 
 
 def _rate(name: str, size: int, samples: Samples, way: str) -> Figure:
-    """Compare the rates at which the client has a result that is made, and a ready-made one."""
-    took = samples.each(lambda there, here: there - here, way, HERE)
+    """Compare the rates of a computed and of a ready-made result."""
+    took = samples.per_round(lambda remote_s, local_s: remote_s - local_s, way, HERE)
     ratios = [floor / net for floor, net in zip(samples.seconds[INSTANT], took, strict=True)]
     how = (
         f"{samples.median(way):.2f} s, {samples.median(HERE):.2f} s of it to make it; "
         f"ready-made {samples.median(INSTANT):.2f} s; "
-        f"{samples.more['result_bytes'] / MB:.0f} MB sent; {samples.said}"
+        f"{samples.more['result_bytes'] / MB:.0f} MB sent; {samples.summary}"
     )
     limit = 0.8 if size == _LARGE and way in (_SANDBOXED, _LOCAL) else None
     name = f"rate of {name}, {way} / ready-made"

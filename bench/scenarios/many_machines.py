@@ -1,6 +1,6 @@
-"""A small trace at a server of many machines, as it is by default: through Redis, S3 and a node of Ray.
+"""A small trace on a default server of many machines: through Redis, S3 and a Ray node.
 
-All of them are on this machine. See `small_trace` for what is measured.
+All services run on this machine. See `small_trace` for the method.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _ONE, _MANY = "one machine, sandboxed", "many machines"
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure it beside one machine, both with keys and a sandbox."""
+    """Measure many machines and one machine, both with keys and a sandbox."""
     models = {NAME: site.folder}
     with contextlib.ExitStack() as servers:
-        one = servers.enter_context(machine(models, site.environment))
+        host = servers.enter_context(machine(models, site.environment))
         settings, _ = servers.enter_context(services(site.environment, accounts={}))
         many = servers.enter_context(machine(models, settings))
         ways = {
             HERE: {"folder": str(site.folder)},
-            _ONE: {"url": one.url, "key": one.key},
+            _ONE: {"url": host.url, "key": host.key},
             _MANY: {"url": many.url, "key": many.key},
         }
         for generation in ("0.8", "0.7"):
             samples = sample(
-                "small", one.url, ways, generation=generation, rounds=_ROUNDS, with_instant=True
+                "small", host.url, ways, generation=generation, rounds=_ROUNDS, with_instant=True
             )
             for way in (_ONE, _MANY):
                 yield from added(samples, way, generation)

@@ -1,7 +1,8 @@
-"""Jobs a second of a model that does nothing, beside an empty FastAPI route and a deployment of Ray Serve.
+"""Jobs per second of a model that does nothing, of an empty FastAPI route, and of a Ray Serve deployment.
 
-Our server is as it is by default: with keys and their limits, users' runners, records of usage, a log and
-metrics. The route runs on what our gateway runs on. As many clients send the same bytes to each.
+The server of this project has its default features: keys and their limits, users' runners, records of
+usage, a log and metrics. The route runs on the gateway's own stack. The same number of clients sends the
+same bytes to each.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from bench.servers.no_op import empty_route, no_op_machine, ray_serve
 _CLIENTS, _ROUNDS = 8, 7
 _OURS, _EMPTY, _SERVE = "one machine", "an empty FastAPI route", "Ray Serve"
 _JOBS = {_OURS: 400, _EMPTY: 1600, _SERVE: 200}
-"""Jobs of a round; each takes about as long."""
+"""Jobs per round, so that the rounds of each server take about equally long."""
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure the three in turn."""
+    """Measure the three servers in turn."""
     with (
         no_op_machine(site.environment) as ours,
         empty_route() as (empty, empty_pid),
@@ -41,17 +42,17 @@ def measure(site: Site) -> Iterator[Figure]:
             }
         )
     for peer, limit in ((_EMPTY, 0.25), (_SERVE, 3.0)):
-        ratio = samples.each(lambda theirs, own: theirs / own, peer, _OURS)
+        ratio = samples.per_round(lambda theirs, own: theirs / own, peer, _OURS)
         how = (
             f"{1 / samples.median(_OURS):.0f} and {1 / samples.median(peer):.0f} a second; "
-            f"{_CLIENTS} clients; {samples.said}"
+            f"{_CLIENTS} clients; {samples.summary}"
         )
         name = f"no-op jobs a second: {_OURS} / {peer}"
         yield Figure.of(name, ratio, limit, "x", at_most=False, how=how)
 
 
 def _sample(ways: dict[str, tuple[list[User] | list[Poster], int]]) -> Samples:
-    """Take the seconds of a job."""
+    """Return the seconds per job."""
     loads = {way: Load(users, SMALL, _JOBS[way], pid) for way, (users, pid) in ways.items()}
     loop = uvloop.new_event_loop()
     samples = in_turn(

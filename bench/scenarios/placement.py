@@ -1,4 +1,4 @@
-"""How long one decision takes: 1,000 nodes of 8 GPUs with 5,000 deployments."""
+"""The time of one placement decision: 1,000 nodes of 8 GPUs with 5,000 deployments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DECISIONS = 30
 
 
 def measure(_: Site) -> list[Figure]:
-    """Finding room, displacing others, and saying why neither can be."""
+    """Measure a placement on free GPUs, a placement with evictions, and a refusal with reasons."""
     return [
         _figure("finds room", [1, 1, 1, 1, 1], 60),
         _figure("must evict", [1, 1, 2, 2, 2], 140),
@@ -34,8 +34,8 @@ def measure(_: Site) -> list[Figure]:
     ]
 
 
-def _figure(what: str, gpus: list[int], size_gib: int, *, kept: bool = False) -> Figure:
-    """Each decision starts from what the one before has made; the first knows of nothing yet."""
+def _figure(outcome: str, gpus: list[int], size_gib: int, *, kept: bool = False) -> Figure:
+    """Measure decisions that each start from the previous one's result; the first has no history."""
     rng = random.Random(0)
     cluster = _cluster(gpus, rng, kept=kept)
     took = []
@@ -43,13 +43,13 @@ def _figure(what: str, gpus: list[int], size_gib: int, *, kept: bool = False) ->
         demand = Demand(f"new-{index}", size_gib * _GIB, device=Device.GPU)
         began = time.perf_counter()
         decision = cluster.deploy([demand], _NOW, rng, DEFAULT_RULES)
-        said = [explain_refusal(refusal) for refusal in decision.refused]
+        reasons = [explain_refusal(refusal) for refusal in decision.refused]
         took.append((time.perf_counter() - began) * 1e3)
-        if bool(said) != kept or bool(decision.evictions) != (what == "must evict"):
-            raise RuntimeError(f"Not what was to be measured: {what}.")
+        if bool(reasons) != kept or bool(decision.evictions) != (outcome == "must evict"):
+            raise RuntimeError(f"The decision is not one that {outcome}.")
         cluster = decision.cluster
     return Figure(
-        f"one decision that {what}",
+        f"one decision that {outcome}",
         statistics.median(took),
         _LIMIT_MS,
         "ms",
@@ -59,7 +59,7 @@ def _figure(what: str, gpus: list[int], size_gib: int, *, kept: bool = False) ->
 
 
 def _cluster(gpus: list[int], rng: random.Random, *, kept: bool) -> Cluster:
-    """Nodes whose replicas have so many GPUs each; `kept`, most of them are protected for a while yet."""
+    """Return nodes with a replica for each number of `gpus`; `kept`: most replicas are still protected."""
     nodes = []
     for index in range(_NODES):
         node = Node(f"node-{index}", f"node-{index}", Resources.of(_GPUS, 1024 * _GIB))

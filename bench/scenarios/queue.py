@@ -1,7 +1,7 @@
-"""The cost of a job of ours by what else there is: a long queue, many models, many connected clients.
+"""The cost of a job beside other load: a long queue, many models, many connected clients.
 
-The models do nothing. Each sample is of a fresh server, at which ten users have jobs of one model and send
-the next for each that ends.
+The models do nothing. Each sample has a new server, on which ten users have jobs of one model and send a
+new job for each that ends.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _FEWEST, _LONGEST = [*_STATES][:2]
 
 @dataclass
 class Beside:
-    """Measurements while jobs waited, by the name of a state."""
+    """Measurements during a queue, by the name of a state."""
 
     pings: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     others: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Medians of the seconds of a job of another model."""
+    """Median seconds of a job of another model."""
 
 
 def measure(site: Site) -> Iterator[Figure]:
@@ -89,16 +89,16 @@ def measure(site: Site) -> Iterator[Figure]:
 
 def _costs(samples: Samples) -> Iterator[Figure]:
     for name in [*_STATES][1:]:
-        ratio = samples.each(lambda state, few: state / few, name, _FEWEST)
+        ratio = samples.per_round(lambda state, few: state / few, name, _FEWEST)
         how = (
             f"{samples.median(name) * 1e3:.2f} and {samples.median(_FEWEST) * 1e3:.2f} ms; "
-            f"{samples.said}"
+            f"{samples.summary}"
         )
         yield Figure.of(f"cost of a no-op job: {name} / {_FEWEST}", ratio, 1.1, "x", how=how)
 
 
 def _seconds(environment: Mapping[str, str], name: str, state: State, beside: Beside) -> float:
-    """Return the seconds a job in a state."""
+    """Return the seconds per job in a state."""
     with no_op_machine(environment, state.models) as machine:
         return uvloop.run(_in_state(machine, name, state, beside))
 
@@ -110,7 +110,7 @@ async def _in_state(machine: Machine, name: str, state: State, beside: Beside) -
             await warm.until(lambda: len(warm.ended) >= _JOBS)
         async with _held(machine) as release, _served(machine, state.waiting) as crowd:
             await crowd.until(lambda: crowd.sent >= state.waiting)
-            # In each state: a server is slower in the seconds after its clients have come.
+            # Measure in each state: a server is slower in the seconds after its clients have connected.
             beside.pings[name] += await pings(machine.port, _PINGS)
             beside.others[name].append(await _another_job(User(machine.port, _OTHER, keys[0])))
             release()
@@ -120,15 +120,15 @@ async def _in_state(machine: Machine, name: str, state: State, beside: Beside) -
 
 @dataclass
 class Crowd:
-    """Users of whom each has a number of jobs at a server, and sends the next for each that ends."""
+    """Users who each keep a number of jobs at a server: they send a new job for each that ends."""
 
     sent: int = 0
     ended: list[float] = field(default_factory=list)
-    """When each job ended, by the clock of `time.perf_counter`."""
+    """Time of each job's end, by `time.perf_counter`."""
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def add(self, user: User, jobs: int) -> None:
-        """Send the jobs of a user who is connected."""
+        """Send the jobs of a connected user."""
         may_send = asyncio.Semaphore(jobs)
 
         async def send() -> None:
@@ -146,7 +146,7 @@ class Crowd:
         self._tasks += [asyncio.create_task(send()), asyncio.create_task(receive())]
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for something to be so; raise what a user has met with."""
+        """Wait until the condition `is_so` is true; raise any error of a user."""
         while not is_so():
             for task in self._tasks:
                 if task.done():
@@ -154,7 +154,7 @@ class Crowd:
             await asyncio.sleep(_LOOK_S)
 
     async def stop(self) -> None:
-        """Send and receive no more."""
+        """Stop sending and receiving."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -162,7 +162,7 @@ class Crowd:
 
 @contextlib.asynccontextmanager
 async def _served(machine: Machine, jobs: int) -> AsyncIterator[Crowd]:
-    """Send so many jobs of all users together; the value is who does."""
+    """Keep `jobs` jobs of all users together at a server; yield the crowd."""
     users = [User(machine.port, api_key=key) for key in machine.keys.values()]
     crowd = Crowd()
     for user in users:
@@ -178,7 +178,7 @@ async def _served(machine: Machine, jobs: int) -> AsyncIterator[Crowd]:
 
 @contextlib.asynccontextmanager
 async def _held(machine: Machine) -> AsyncIterator[Callable[[], None]]:
-    """Keep the model busy until the value is called."""
+    """Keep the model busy; yield a function that ends this."""
     user = User(machine.port, api_key=next(iter(machine.keys.values())))
     tell = machine.folder / "running"
     await user.connect()
@@ -195,7 +195,7 @@ async def _held(machine: Machine) -> AsyncIterator[Callable[[], None]]:
 
 @contextlib.asynccontextmanager
 async def _idle(machine: Machine, count: int) -> AsyncIterator[None]:
-    """Connect so many clients that send nothing."""
+    """Connect `count` clients that send nothing."""
     keys = [*machine.keys.values()]
     users = [User(machine.port, api_key=keys[number % len(keys)]) for number in range(count)]
     receiving = []
@@ -223,7 +223,7 @@ async def _another_job(user: User) -> float:
 
 
 async def _memory(machine: Machine) -> Figure:
-    """Measure what a server grows by for each client that waits for its job."""
+    """Measure a server's growth per client that waits for its job."""
     async with _served(machine, len(machine.keys)) as warm:
         await warm.until(lambda: len(warm.ended) >= _JOBS)
     keys = [*machine.keys.values()]

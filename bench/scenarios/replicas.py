@@ -1,7 +1,6 @@
-"""The throughput of a second replica, each with one thread.
+"""The throughput of one and of two replicas, with one thread each.
 
-Clients that take little time themselves send what nnsight 0.8 has serialized, so that the cores are
-the models'.
+Light clients send payloads that nnsight 0.8 has serialized, so that the models can use the cores.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ def measure(site: Site) -> Iterator[Figure]:
     """Measure generations on one replica and on two."""
     threads = ("--threads", "1")
     with (
-        server(site.folder, site.environment, *threads) as (one, one_pid, _),
+        server(site.folder, site.environment, *threads) as (single, one_pid, _),
         server(site.folder, site.environment, *threads, "--replicas", "2") as (two, two_pid, _),
     ):
-        said = json.loads(client("payload", "0.8", one, "generation").stdout)
-        payload = base64.b64decode(said["payload"])
+        request = json.loads(client("payload", "0.8", single, "generation").stdout)
+        payload = base64.b64decode(request["payload"])
         loads = {
             way: Load(
-                [User(int(url.rpartition(":")[2]), said["key"]) for _ in range(_CLIENTS)],
+                [User(int(url.rpartition(":")[2]), request["key"]) for _ in range(_CLIENTS)],
                 payload,
                 _JOBS,
                 pid,
             )
-            for way, url, pid in ((_ONE, one, one_pid), (_TWO, two, two_pid))
+            for way, url, pid in ((_ONE, single, one_pid), (_TWO, two, two_pid))
         }
         samples = loads_in_turn(loads, _ROUNDS)
-    ratio = samples.each(lambda one, two: one / two, _ONE, _TWO)
+    ratio = samples.per_round(lambda single_s, two: single_s / two, _ONE, _TWO)
     how = (
         f"{_JOBS} generations of {_CLIENTS} clients: {samples.median(_TWO):.1f} and "
-        f"{samples.median(_ONE):.1f} s; {samples.said}"
+        f"{samples.median(_ONE):.1f} s; {samples.summary}"
     )
     yield Figure.of(f"{_TWO} / {_ONE}", ratio, 1.8, "x", at_most=False, how=how)

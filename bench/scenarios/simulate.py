@@ -1,4 +1,4 @@
-"""How long a simulated day takes: 100,000 requests for hundreds of models."""
+"""The time to simulate a day: 100,000 requests for hundreds of models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMIT_S = 60.0
 
 
 def measure(_: Site) -> list[Figure]:
-    """One day, with its report."""
+    """Measure one day, with its report."""
     names = generate.names(_MODELS)
     world = read(generate.cluster(names, seed=0), "cluster.yaml")
     trace = generate.trace(names, _REQUESTS, seed=0)
@@ -27,7 +27,7 @@ def measure(_: Site) -> list[Figure]:
     overall = report(world, journal, seed=0)["overall"]
     took_s = time.perf_counter() - began
     if overall["unfinished"] or overall["completed"] < 0.9 * _REQUESTS:
-        raise RuntimeError(f"Not what was to be measured: {overall}.")
+        raise RuntimeError(f"Too many requests did not complete: {overall}.")
     run_s = statistics.fmean(request.run_s for request in trace)
     return [
         Figure(

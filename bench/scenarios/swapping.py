@@ -1,8 +1,8 @@
-"""Six models where two fit: a job on a model that has to be brought back, beside one that is HOT.
+"""Six models with memory for two: a job on a model that has to be loaded again, and on a HOT model.
 
-One server declares two GPUs, each for one model: the others wait in memory (WARM). Another declares memory
-for two on the CPU: the others are on the disk only (COLD). No GPU is needed, since models on declared ones
-run on the CPU. The client takes little time itself, and its key may have models brought back.
+One server declares two GPUs, each for one model: the other models wait in memory (WARM). Another server
+declares CPU memory for two: the other models are only on the disk (COLD). No GPU is needed, since models on
+declared GPUs run on the CPU. The client is light, and its key may deploy models.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROOM = {
     "WARM": {"NDIF_NODE_GPUS": "2x1.5MB", "NDIF_GPU_CONTEXT_BYTES": "0"},
     "COLD": {"NDIF_NODE_CPU_MEMORY": "2.8MB"},
 }
-"""Room for two of these models, each of 1.1 MB with its padding, by the level of the others."""
+"""Memory for two of these models, each of 1.1 MB with its padding, by the level of the other models."""
 _HOT = "HOT"
 
 
@@ -49,18 +49,18 @@ def measure(site: Site) -> Iterator[Figure]:
                 "NDIF_MINIMUM_DEPLOYMENT_TIME_SECONDS": "0",
             }
             users = {"user-0": tier_with(("hotswapping",), "swapping")}
-            with machine({}, environment, users=users) as one:
-                yield _brought_back(one, level, folders)
+            with machine({}, environment, users=users) as host:
+                yield _brought_back(host, level, folders)
 
 
-def _brought_back(one: Machine, level: str, folders: Sequence[Path]) -> Figure:
+def _brought_back(host: Machine, level: str, folders: Sequence[Path]) -> Figure:
     names = [f"bench/tiny-{number}" for number in range(len(folders))]
     for name, folder in zip(names, folders, strict=True):
-        one.deploy(name, folder)
-    # The last is HOT, so that a client can read its files; a block is the same for all of them.
-    said = json.loads(client("payload", "0.8", one.url, "tiny", runs=names[-1]).stdout)
-    payload = base64.b64decode(said["payload"])
-    users = [User(one.port, said["key"].replace(names[-1], name), one.key) for name in names]
+        host.deploy(name, folder)
+    # The last model is HOT, so that a client can read its files; the block is the same for all models.
+    request = json.loads(client("payload", "0.8", host.url, "tiny", runs=names[-1]).stdout)
+    payload = base64.b64decode(request["payload"])
+    users = [User(host.port, request["key"].replace(names[-1], name), host.key) for name in names]
     turns = itertools.cycle(users)
     last = users[-1]
     loop = uvloop.new_event_loop()
@@ -79,14 +79,14 @@ def _brought_back(one: Machine, level: str, folders: Sequence[Path]) -> Figure:
     for user in users:
         user.close()
     loop.close()
-    models = [httpx.get(f"{one.url}/models/{name}").json() for name in names]
+    models = [httpx.get(f"{host.url}/models/{name}").json() for name in names]
     levels = Counter(model["deployment_level"] for model in models)
     if levels != {_HOT: 2, level: len(names) - 2}:
         raise RuntimeError(f"Two models were to be HOT and the others {level}: {levels}.")
     loads = [model["load_s"]["0.8"] for model in models]
     how = (
         f"{samples.median(level) * 1e3:.0f} / {samples.median(_HOT) * 1e3:.0f} ms; "
-        f"a load takes {statistics.median(loads) * 1e3:.0f} ms; {samples.said}"
+        f"a load takes {statistics.median(loads) * 1e3:.0f} ms; {samples.summary}"
     )
     name = f"job on one of {len(names)} models where two fit, {level} / {_HOT}"
-    return Figure.of(name, samples.each(truediv, level, _HOT), None, "x", how=how)
+    return Figure.of(name, samples.per_round(truediv, level, _HOT), None, "x", how=how)

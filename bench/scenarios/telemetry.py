@@ -1,4 +1,4 @@
-"""The cost of telemetry: all of it on beside none, and `/metrics` of many models and jobs."""
+"""The cost of telemetry: all of it compared with none, and `/metrics` of many models and jobs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MODELS, _JOBS, _ANSWERS = 200, 10_000, 20
 
 
 class _Sink(BaseHTTPRequestHandler):
-    """A store that takes everything at once."""
+    """A store that accepts every batch at once."""
 
     def do_POST(self) -> None:
-        """Read a batch, and answer that it was taken."""
+        """Read a batch, and accept it."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(204)
         self.end_headers()
@@ -42,7 +42,7 @@ class _Sink(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def _sink() -> Iterator[str]:
-    """Run a store of metrics, logs and traces; the value is its address."""
+    """Run a store of metrics, logs and traces; yield its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Sink) as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{listening.server_address[1]}"
@@ -50,22 +50,24 @@ def _sink() -> Iterator[str]:
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure a server that logs, measures and traces all beside one that does not."""
+    """Measure a server with all logs, metrics and traces, and a server without."""
     with _sink() as url:
         stores = {f"NDIF_{name}_URL": url for name in ("LOKI", "OTLP")}
-        told = {**stores, "NDIF_INFLUXDB_URL": f"{url}/ndif", "NDIF_LOG_FORMAT": "json"}
+        variables = {**stores, "NDIF_INFLUXDB_URL": f"{url}/ndif", "NDIF_LOG_FORMAT": "json"}
         with (
-            server(site.folder, {**site.environment, **told}, "--verbose") as (all_, _, _),
+            server(site.folder, {**site.environment, **variables}, "--verbose") as (all_, _, _),
             server(site.folder, site.environment) as (none, _, _),
         ):
             ways = {_ALL: {"url": all_}, _NONE: {"url": none}}
             traces = sample("small", none, ways, rounds=_TRACES)
             series = sample("series", none, ways, rounds=_SERIES, warm_up=1)
-    how = f"{traces.median(_ALL) * 1e3:.1f} - {traces.median(_NONE) * 1e3:.1f} ms; {traces.said}"
-    added = traces.each(lambda measured, least: 1e3 * (measured - least), _ALL, _NONE)
+    how = f"{traces.median(_ALL) * 1e3:.1f} - {traces.median(_NONE) * 1e3:.1f} ms; {traces.summary}"
+    added = traces.per_round(lambda measured, least: 1e3 * (measured - least), _ALL, _NONE)
     yield Figure.of(f"small trace, {_ALL} - {_NONE}", added, 1, "ms more", how=how)
-    rates = series.each(lambda measured, least: least / measured, _ALL, _NONE)
-    how = f"{series.median(_ALL):.2f}, {series.median(_NONE):.2f} s for 20 in a row; {series.said}"
+    rates = series.per_round(lambda measured, least: least / measured, _ALL, _NONE)
+    how = (
+        f"{series.median(_ALL):.2f}, {series.median(_NONE):.2f} s for 20 in a row; {series.summary}"
+    )
     name = f"jobs a second, {_ALL} / {_NONE}"
     yield Figure.of(name, rates, 0.97, "x", at_most=False, how=how)
     yield from _answers()
@@ -79,7 +81,7 @@ def _answers() -> Iterator[Figure]:
     calendar = ScheduleState(
         source=None, problems=[], next_change=None, read_every_s=30, windows=[]
     )
-    models = [_model(each) for each in range(_MODELS)]
+    models = [_model(number) for number in range(_MODELS)]
     server = ServerState(nodes=[], models=models, problems=[], schedule=calendar)
     took = []
     for _ in range(_ANSWERS):

@@ -1,4 +1,4 @@
-"""The time from WARM to HOT beside that of a load from the disk."""
+"""The time from WARM to HOT, compared with a load from the disk."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _SETTLED_S = 1.0
 
 
 def measure(site: Site) -> Iterator[Figure]:
-    """Measure both in turn, on the CPU."""
-    with machine({}, site.environment) as one:
-        one.deploy(NAME, site.folder)  # and know its size
+    """Measure WARM and COLD starts in turn, on the CPU."""
+    with machine({}, site.environment) as host:
+        host.deploy(NAME, site.folder)  # the server then knows the model's size
         samples = in_turn(
-            {_WARM: lambda: _returned(one, site), _COLD: lambda: _returned(one, site, cold=True)},
+            {_WARM: lambda: _returned(host, site), _COLD: lambda: _returned(host, site, cold=True)},
             rounds=_ROUNDS,
             warm_up=1,
         )
-    percent = samples.each(lambda warm, cold: 100 * warm / cold, _WARM, _COLD)
-    how = f"{samples.median(_WARM) * 1e3:.0f} ms / {samples.median(_COLD):.2f} s; {samples.said}"
+    percent = samples.per_round(lambda warm, cold: 100 * warm / cold, _WARM, _COLD)
+    how = f"{samples.median(_WARM) * 1e3:.0f} ms / {samples.median(_COLD):.2f} s; {samples.summary}"
     yield Figure.of(f"{_WARM} / {_COLD}", percent, 5, "%", how=how)
 
 
-def _returned(one: Machine, site: Site, *, cold: bool = False) -> float:
+def _returned(host: Machine, site: Site, *, cold: bool = False) -> float:
     """Evict the model; return the seconds until it serves again."""
-    one.evict(NAME, cold=cold)
+    host.evict(NAME, cold=cold)
     time.sleep(_SETTLED_S)
-    return one.deploy(NAME, site.folder)
+    return host.deploy(NAME, site.folder)

@@ -1,4 +1,4 @@
-"""A gateway whose jobs nobody runs.
+"""A gateway without a leader: its jobs never run.
 
 Usage: python -m bench.servers.accounts FOLDER [DATABASE]; prints its port.
 """

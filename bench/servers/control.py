@@ -1,6 +1,6 @@
-"""A server as `ndif start` runs it on one machine, but for its models, which do nothing.
+"""A server like `ndif start` on one machine, with models that do nothing.
 
-Usage: python -m bench.servers.control FOLDER PORT [MODELS]; the variables of a server configure it.
+Usage: python -m bench.servers.control FOLDER PORT [MODELS]; a server's environment variables configure it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ async def serve(folder: Path, port: int, models: int) -> None:
     """Serve until a signal."""
     settings = Settings()
     logs.configure("server", settings, [logging.FileHandler(folder / "server.log")])
-    checkpoint = folder / "checkpoint"  # of its own: the server's folder holds its secrets
+    checkpoint = folder / "checkpoint"  # a separate folder: the server's folder holds its secrets
     checkpoint.mkdir()
-    # The first is the one of `bench.clients.user.KEY`.
+    # `bench.clients.user.KEY` is the key of the first model.
     names = ["bench/nothing", *(f"bench/nothing-{number}" for number in range(1, models))]
     server = Server(
         settings,

@@ -1,4 +1,4 @@
-"""An empty route of FastAPI that reads a request and answers at once, on what our gateway runs on.
+"""An empty FastAPI route that reads a request and answers at once, on the gateway's own stack.
 
 Usage: python -m bench.servers.empty PORT
 """
@@ -15,7 +15,7 @@ app = FastAPI()
 
 @app.post("/{path:path}")
 async def answer(request: Request) -> dict[str, str]:
-    """Answer."""
+    """Read the request, and answer."""
     await request.body()
     return {}
 

@@ -1,7 +1,7 @@
 """The instant server: it answers every request at once with a stored result.
 
-A client's time against it is the client's own share; the rest of its time against a real server is the
-server's.
+A client's time with this server is the client's own share. The rest of its time with a real server is the
+server's share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ndif.schema import wires
 
 READY = Path(sys.argv[1])
 INLINE_BYTES: int = Settings.model_fields["max_inline_result_bytes"].default
-"""The size up to which a real server sends a result on the live channel."""
+"""Largest result that a real server sends on the live channel."""
 
 
 class _File(FileResponse):
@@ -35,7 +35,7 @@ class _File(FileResponse):
 
 
 class Instant:
-    """A server of both wires; its result is the file that `/use/{name}` selected last."""
+    """A server for both wires; its result is the file that `/use/{name}` selected last."""
 
     def __init__(self) -> None:
         self._sockets: dict[str, WebSocket] = {}

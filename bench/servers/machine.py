@@ -1,4 +1,4 @@
-"""`ndif start` on this machine, as it is by default, with keys."""
+"""`ndif start` on this machine with default settings and keys."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ USERS: Mapping[str, Tier | None] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """A server that runs."""
+    """A running server."""
 
     url: str
     pid: int
     keys: Mapping[str, str]
-    """A key of each user."""
+    """Each user's key."""
     folder: Path
     """The session root."""
 
@@ -58,7 +58,7 @@ class Machine:
         """Deploy a model; return the seconds until it serves.
 
         Raises:
-            RuntimeError: If it does not; the message is the server's.
+            RuntimeError: If the deployment fails; the message is the server's.
         """
         deployment = {"repo_id": name, "checkpoint": str(folder)}
         began = time.perf_counter()
@@ -69,14 +69,14 @@ class Machine:
         return took
 
     def evict(self, name: str, *, cold: bool = False) -> None:
-        """Take a model off its device, and with `cold` out of memory."""
+        """Evict a model from its device, and with `cold` also from memory."""
         self._operate("evict", {"model": name, "cold": cold})
 
-    def _operate(self, operation: str, said: Mapping[str, Any]) -> Any:
+    def _operate(self, operation: str, body: Mapping[str, Any]) -> Any:
         token = (self.folder / "current" / "token").read_text().strip()
         answer = httpx.post(
             f"{self.url}/admin/{operation}",
-            json=said,
+            json=body,
             headers={"Authorization": f"Bearer {token}"},
             timeout=_READY_S,
         )
@@ -90,19 +90,19 @@ def machine(
     *options: str,
     users: Mapping[str, Tier | None] = USERS,
 ) -> Iterator[Machine]:
-    """Run `ndif start` with a replica of each model; the value is there once they are loaded.
+    """Run `ndif start` with a replica of each model; yield the server once all models are loaded.
 
-    Each user has a key; without a tier it is sandboxed.
+    Each user has a key; users without a tier are sandboxed.
 
     Raises:
-        RuntimeError: If they are not; the message is the server's output.
+        RuntimeError: If a model does not load; the message is the server's output.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="bench-") as root:
         database = f"sqlite:///{root}/accounts.sqlite"
-        keys = asyncio.run(_made_keys(database, users))
+        keys = asyncio.run(_make_keys(database, users))
         log = Path(root, "server.log")
         with log.open("w") as output:
             process = subprocess.Popen(
@@ -142,7 +142,7 @@ def _serves(url: str, models: int) -> bool:
     return False
 
 
-async def _made_keys(database: str, users: Mapping[str, Tier | None]) -> dict[str, str]:
+async def _make_keys(database: str, users: Mapping[str, Tier | None]) -> dict[str, str]:
     registry = SqlRegistry(Database(database))
     try:
         for tier in filter(None, users.values()):
@@ -160,13 +160,13 @@ SANDBOXED = "sandboxed"
 
 @contextlib.contextmanager
 def trusted_and_sandboxed(site: Site) -> Iterator[dict[str, dict[str, str]]]:
-    """Run two equal servers of the demo model; the value is the way of a trusted and of a sandboxed user.
+    """Run two equal servers of the demo model; yield the ways of a trusted and of a sandboxed user.
 
-    A trusted job ends the sandboxed processes that wait beside it, so each user has a server.
+    A trusted job ends waiting sandboxed processes, so each user has a server.
     """
     models = {NAME: site.folder}
-    with machine(models, site.environment) as one, machine(models, site.environment) as other:
+    with machine(models, site.environment) as first, machine(models, site.environment) as other:
         yield {
-            TRUSTED: {"url": one.url, "key": one.keys[TRUSTED]},
+            TRUSTED: {"url": first.url, "key": first.keys[TRUSTED]},
             SANDBOXED: {"url": other.url, "key": other.key},
         }

@@ -1,4 +1,4 @@
-"""Servers that do nothing for a job, on this machine: ours, an empty route, and Ray Serve's."""
+"""Servers on this machine whose jobs do nothing: this project's, an empty route, and Ray Serve's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ndif.stores.accounts.sql.registry import SqlRegistry
 
 _READY_S = 120.0
 _USERS = 10
-# Each is counted as by default, and reached by none of the loads.
+# The limits are active as by default, but no load reaches them.
 _LIMITS = {
     "requests_per_minute": 10**8,
     "unfinished_jobs": 10**6,
@@ -37,10 +37,10 @@ _LIMITS = {
 
 @contextlib.contextmanager
 def no_op_machine(environment: Mapping[str, str], models: int = 1) -> Iterator[Machine]:
-    """Run `bench.servers.control`; the value is there once its models are loaded."""
+    """Run `bench.servers.control`; yield it once its models are loaded."""
     with tempfile.TemporaryDirectory(prefix="bench-") as root:
         database = f"sqlite:///{root}/accounts.sqlite"
-        keys = asyncio.run(_made_keys(database))
+        keys = asyncio.run(_make_keys(database))
         port = free_port()
         variables = {
             **environment,
@@ -57,7 +57,7 @@ def no_op_machine(environment: Mapping[str, str], models: int = 1) -> Iterator[M
 
 @contextlib.contextmanager
 def empty_route() -> Iterator[tuple[int, int]]:
-    """Run `bench.servers.empty`; the value is its port and its process."""
+    """Run `bench.servers.empty`; yield its port and its process."""
     port = free_port()
     with running(["bench.servers.empty", str(port)], {}, lambda: _answers(port)) as process:
         yield port, process.pid
@@ -65,8 +65,8 @@ def empty_route() -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def ray_serve() -> Iterator[tuple[int, int]]:
-    """Run `bench.servers.ray_serve`; the value is its port and its process."""
-    # Sockets' names are short.
+    """Run `bench.servers.ray_serve`; yield its port and its process."""
+    # Paths of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         port = free_port()
         command = ["bench.servers.ray_serve", folder, str(port)]
@@ -81,7 +81,7 @@ def running(
     is_ready: Callable[[], bool],
     root: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a module until the block ends; its output is in the error if it ends before it is ready."""
+    """Run a module within the context; if it ends before it is ready, raise an error with its output."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
@@ -115,7 +115,7 @@ def runs(port: int, models: int) -> bool:
     return False
 
 
-async def _made_keys(database: str) -> dict[str, str]:
+async def _make_keys(database: str) -> dict[str, str]:
     registry = SqlRegistry(Database(database))
     try:
         await registry.create_tier(tier_with((), "limited", limits=_LIMITS))

@@ -1,4 +1,4 @@
-"""Servers and clients as processes, and measurements of their memory."""
+"""Server and client processes, and measurements of their memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prepare_model import NAME  # noqa: E402 - an example, not a package
 CACHE = ROOT / ".cache"
 _RUNTIMES = CACHE / "runtimes"
 _OWN = "0.8"
-"""The generation that is installed beside ndif."""
+"""The generation that is installed with ndif."""
 NDIF = str(Path(sys.executable).with_name("ndif"))
 _SAMPLE_S = 0.005
 
@@ -31,7 +31,7 @@ _SAMPLE_S = 0.005
 def server(
     folder: Path, environment: dict[str, str], *options: str
 ) -> Iterator[tuple[str, int, str]]:
-    """Run `ndif local start` on the demo model; the value is its address, process id and output."""
+    """Run `ndif local start` on the demo model; yield its address, process id and output."""
     process = subprocess.Popen(
         [NDIF, "local", "start", str(folder), "--name", NAME, *options],
         env={**environment, "COLUMNS": "200", "NO_COLOR": "1"},
@@ -39,16 +39,16 @@ def server(
         text=True,
     )
     assert process.stderr is not None
-    said = ""
+    output = ""
     try:
         for line in process.stderr:
-            said += line
-            if found := re.search(r"Serving at (http://\S+?)\. ", line):
+            output += line
+            if match := re.search(r"Serving at (http://\S+?)\. ", line):
                 threading.Thread(target=process.stderr.read, daemon=True).start()
                 with drawn(process.pid):
-                    yield found[1], process.pid, said
+                    yield match[1], process.pid, output
                 return
-        raise RuntimeError(f"the server ended:\n{said}")
+        raise RuntimeError(f"the server ended:\n{output}")
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(20)
@@ -56,7 +56,7 @@ def server(
 
 @contextlib.contextmanager
 def instant(ready: Path) -> Iterator[str]:
-    """Run the instant server; the value is its address."""
+    """Run the instant server; yield its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.servers.instant", str(ready)],
         cwd=ROOT,
@@ -72,7 +72,7 @@ def instant(ready: Path) -> Iterator[str]:
 
 
 class Watch:
-    """The peak of the anonymous memory of each of a server's processes, above its start."""
+    """The peak growth of the anonymous memory of each of a server's processes."""
 
     def __init__(self, pid: int) -> None:
         self.start = {p: anonymous(p) for p in descendants(pid)}
@@ -97,11 +97,11 @@ class Watch:
 
 def descendants(pid: int) -> list[int]:
     """Return `pid` and the ids of all its descendants."""
-    found = [pid]
+    pids = [pid]
     with contextlib.suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            found += descendants(int(child))
-    return found
+            pids += descendants(int(child))
+    return pids
 
 
 def anonymous(pid: int) -> int:
@@ -120,7 +120,7 @@ def resident(pid: int) -> int:
 
 
 def held_weights(pid: int, size: int) -> float:
-    """Return the copies of `size` bytes of weights in a process tree: shared, and the largest private."""
+    """Return the copies of `size` bytes of weights in a process tree: shared, plus the largest private."""
     memories, own = set(), 0
     for process in descendants(pid):
         mine, inside = 0, False
@@ -148,7 +148,7 @@ def proportional(pid: int) -> int:
 
 
 def older_runtimes(clients: Iterable[str]) -> dict[str, str]:
-    """Install the runtimes of these clients; return the variable by which a server finds them."""
+    """Install the runtimes of these clients; return the variable that names their folder to a server."""
     variables = {"NDIF_RUNTIMES_DIR": str(_RUNTIMES)}
     for generation in {*map(_generation, clients)} - {_OWN}:
         if not (_RUNTIMES / generation).is_dir():
@@ -162,7 +162,7 @@ def _generation(nnsight: str) -> str:
 
 
 def _overlay(nnsight: str) -> dict[str, str]:
-    """Return the variable by which a client has this nnsight, which is installed if it is a release."""
+    """Return the variable that gives a client this nnsight; install a release if necessary."""
     if nnsight == _OWN:
         return {}
     folders = [_RUNTIMES / _generation(nnsight)]
@@ -178,7 +178,7 @@ def _overlay(nnsight: str) -> dict[str, str]:
 def client(
     program: str, nnsight: str, url: str, *arguments: str, runs: str = NAME
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of `bench.clients` as a client of one nnsight, configured with the server alone."""
+    """Run a program of `bench.clients` with one nnsight version; its only configuration is the server."""
     environment = {
         **os.environ,
         "HF_ENDPOINT": f"{url}/hub",
@@ -187,14 +187,14 @@ def client(
         **_overlay(nnsight),
     }
     command = [sys.executable, "-m", f"bench.clients.{program}", runs, *arguments]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"bench.clients.{program} ended:\n{done.stdout}{done.stderr}")
-    return done
+    process = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(f"bench.clients.{program} ended:\n{process.stdout}{process.stderr}")
+    return process
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time of a process and its descendants, those that have ended included."""
+    """Return the core-seconds of a process and its descendants, including ended ones."""
     ticks = 0
     for process in descendants(pid):
         with contextlib.suppress(OSError):

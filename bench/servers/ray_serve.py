@@ -1,4 +1,4 @@
-"""A deployment of Ray Serve that does nothing, as Ray Serve is by default.
+"""A Ray Serve deployment that does nothing, with Ray Serve's default settings.
 
 Usage: python -m bench.servers.ray_serve FOLDER PORT
 """
@@ -15,7 +15,7 @@ from ray import serve
 from starlette.requests import Request
 
 _MEMORY = 80 << 20
-"""Nothing goes through Ray's object store."""
+"""Size of Ray's object store, which this program does not use."""
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})

@@ -25,9 +25,9 @@ _WITHOUT_KEYS = {"NDIF_DEV_MODE": "true"}
 def stores(
     accounts: Mapping[str, str] = _WITHOUT_KEYS,
 ) -> Iterator[tuple[dict[str, str], RedisServer]]:
-    """Start a broker and an object store; return what a server is told of them, and the broker.
+    """Start a broker and an object store; yield a server's variables for them, and the broker.
 
-    `accounts` are the variables that say who may use the server.
+    `accounts` are the variables for the server's accounts.
     """
     with contextlib.ExitStack() as stack:
         folders = (
@@ -36,7 +36,7 @@ def stores(
         )
         redis = stack.enter_context(RedisServer(next(folders)))
         s3_folder = next(folders)
-        s3_folder.chmod(0o755)  # its processes are another user's
+        s3_folder.chmod(0o755)  # another user runs its processes
         s3 = stack.enter_context(SwiftServer(s3_folder))
         yield (
             {
@@ -59,14 +59,14 @@ def services(
     environment: Mapping[str, str], accounts: Mapping[str, str] = _WITHOUT_KEYS
 ) -> Iterator[tuple[dict[str, str], RedisServer]]:
     """Start the services of a server of many machines; return its environment and its broker."""
-    with stores(accounts) as (told, redis):
-        settings = {**environment, **told}
+    with stores(accounts) as (variables, redis):
+        settings = {**environment, **variables}
         with ray_cluster(settings, "one", "two") as ray:
             yield {**settings, "NDIF_RAY_ADDRESS": ray.address}, redis
 
 
 def claimed(redis: RedisServer) -> int:
-    """Return the number of requests that a dispatcher has claimed and that have not ended."""
+    """Return the number of requests that a dispatcher has claimed and that are unfinished."""
     return int(redis.command("xpending", "queue", "dispatchers").split()[0])
 
 
@@ -80,7 +80,7 @@ class NoopHost:
 
     @property
     def leader(self) -> psutil.Process:
-        """Return the process that leads or stands by."""
+        """Return the process that is the leader or on standby."""
         for process in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.Error):
                 if "bench.noop.lead" in process.cmdline():
@@ -89,12 +89,12 @@ class NoopHost:
 
     @property
     def is_leading(self) -> bool:
-        """Return True if the process leads."""
+        """Return True if the process is the leader."""
         return "Leading" in self._log.rpartition("Standing by")[2]
 
     @property
     def standby_count(self) -> int:
-        """Return how many times a process of this host has begun to stand by."""
+        """Return how many times a process of this host has started as standby."""
         return self._log.count("Standing by")
 
     @property

@@ -29,15 +29,15 @@ def waits(
 
 def increases(*, over_s: float = 0.0, **counts: dict[str, float]) -> Increases:
     """Return counts that rose from zero `over_s` seconds ago."""
-    made = Increases()
-    made.record(NOW - over_s - 10, Counts())
-    made.record(NOW - over_s, Counts(**counts))
+    history = Increases()
+    history.record(NOW - over_s - 10, Counts())
+    history.record(NOW - over_s, Counts(**counts))
     if over_s:
-        made.record(NOW, Counts(**counts))
-    return made
+        history.record(NOW, Counts(**counts))
+    return history
 
 
-def seen(
+def observation(
     document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
 ) -> ServerObservation:
     """Return an observation of a server that is healthy except for the given fields."""
@@ -55,8 +55,8 @@ def seen(
     return ServerObservation(**fields)
 
 
-def found(
+def findings_of(
     document: dict[str, Any] | None = None, problems: Sequence[Problem] = (), **changes: Any
 ) -> Findings:
     """Return the findings for such an observation."""
-    return find(seen(document, problems, **changes), AlertLimits())
+    return find(observation(document, problems, **changes), AlertLimits())

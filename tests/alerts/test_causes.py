@@ -15,7 +15,7 @@ from ndif.alerts.messages import ABOUT
 from ndif.schema.answer import from_plain
 from ndif.schema.server_state import Problem, ServerState
 from ndif.schema.server_state import ProblemKind as Kind
-from tests.alerts.states import NOW, found, increases, status, waits
+from tests.alerts.states import NOW, findings_of, increases, status, waits
 
 MODEL = "openai-community/gpt2"
 SUBJECT = f"{MODEL} (nnsight 0.8)"
@@ -53,7 +53,7 @@ def unloadable(**fields: Any) -> Findings:
     """The findings about a server whose only model could not be loaded."""
     text = "It has no files."
     document = model(replicas=[], processor="NOT DEPLOYED", problem=text, **fields)
-    return found(document, [Problem(Kind.LOAD_FAILED, SUBJECT, text)])
+    return findings_of(document, [Problem(Kind.LOAD_FAILED, SUBJECT, text)])
 
 
 WITHDRAWN = Problem(
@@ -65,28 +65,28 @@ PROBLEM = Problem(Kind.PROBLEM, "plan.ics", "The calendar cannot be read: 404.")
 WRONG: dict[Kind, tuple[str, Callable[[], Findings]]] = {
     Kind.STORE_AWAY: (
         "broker",
-        lambda: found(stores={"broker": False, "objects": True, "accounts": True}),
+        lambda: findings_of(stores={"broker": False, "objects": True, "accounts": True}),
     ),
-    Kind.NODE_LOST: ("gpu-2", lambda: found(nodes={"gpu-1": NOW, "gpu-2": NOW - 60})),
-    Kind.GPU_WITHDRAWN: ("GPU 0 of gpu-1", lambda: found(problems=[WITHDRAWN])),
-    Kind.DISK: ("results", lambda: found(disk=(9, 100))),
-    Kind.NO_REPLICA: (SUBJECT, lambda: found(model(replicas=[], processor="NOT DEPLOYED"))),
-    Kind.UNHEALTHY: (SUBJECT, lambda: found(replica("UNHEALTHY"))),
+    Kind.NODE_LOST: ("gpu-2", lambda: findings_of(nodes={"gpu-1": NOW, "gpu-2": NOW - 60})),
+    Kind.GPU_WITHDRAWN: ("GPU 0 of gpu-1", lambda: findings_of(problems=[WITHDRAWN])),
+    Kind.DISK: ("results", lambda: findings_of(disk=(9, 100))),
+    Kind.NO_REPLICA: (SUBJECT, lambda: findings_of(model(replicas=[], processor="NOT DEPLOYED"))),
+    Kind.UNHEALTHY: (SUBJECT, lambda: findings_of(replica("UNHEALTHY"))),
     Kind.LOAD_FAILED: (SUBJECT, unloadable),
-    Kind.REPLICAS_LOST: (MODEL, lambda: found(counts=increases(lost={MODEL: 3}))),
-    Kind.PROBE: (SUBJECT, lambda: found(model(probe=probe()))),
-    Kind.QUEUE_STUCK: (SUBJECT, lambda: found(waits=waits(waiting=2, oldest=NOW - 301))),
+    Kind.REPLICAS_LOST: (MODEL, lambda: findings_of(counts=increases(lost={MODEL: 3}))),
+    Kind.PROBE: (SUBJECT, lambda: findings_of(model(probe=probe()))),
+    Kind.QUEUE_STUCK: (SUBJECT, lambda: findings_of(waits=waits(waiting=2, oldest=NOW - 301))),
     Kind.ERROR_RATE: (
         MODEL,
-        lambda: found(counts=increases(ended={MODEL: 10}, failed={MODEL: 6})),
+        lambda: findings_of(counts=increases(ended={MODEL: 10}, failed={MODEL: 6})),
     ),
-    Kind.EVICTIONS: (MODEL, lambda: found(counts=increases(evicted={MODEL: 11}))),
-    Kind.PROBLEM: ("plan.ics", lambda: found(problems=[PROBLEM])),
+    Kind.EVICTIONS: (MODEL, lambda: findings_of(counts=increases(evicted={MODEL: 11}))),
+    Kind.PROBLEM: ("plan.ics", lambda: findings_of(problems=[PROBLEM])),
 }
 
 
 def test_healthy_server_has_no_causes() -> None:
-    assert found() == Findings(())
+    assert findings_of() == Findings(())
     assert WRONG.keys() == {*Kind} == ABOUT.keys()
 
 
@@ -97,37 +97,37 @@ def test_each_kind_opens_and_resolves_incident(kind: Kind) -> None:
     (cause,) = findings.causes
     assert cause.key == (kind, subject)
     assert cause.sentence.endswith(".")
-    book, told = Book(), []
+    book, sent_notices = Book(), []
     for second in range(0, 300, 10):
         holds = second <= 120
-        book, notices = step(book, findings if holds else found(), NOW + second, Timing())
-        told += [(notice.event, second) for notice in notices]
-    assert told == [(IncidentEvent.OPENED, 60), (IncidentEvent.RESOLVED, 180)]
+        book, notices = step(book, findings if holds else findings_of(), NOW + second, Timing())
+        sent_notices += [(notice.event, second) for notice in notices]
+    assert sent_notices == [(IncidentEvent.OPENED, 60), (IncidentEvent.RESOLVED, 180)]
     assert not book.open
 
 
 @pytest.mark.parametrize(
     "well",
     [
-        lambda: found(stores={"broker": True}),
-        lambda: found(nodes={"gpu-1": NOW, "gpu-2": NOW - 25 * 3600}),
-        lambda: found(disk=(13, 100)),
-        lambda: found(model(replicas=[], dedicated=False)),
-        lambda: found(model(replicas=[], desired_replicas=0)),
-        lambda: found(counts=increases(lost={MODEL: 2})),
-        lambda: found(counts=increases(over_s=1000, lost={MODEL: 9})),
-        lambda: found(waits=waits(waiting=2, oldest=NOW - 299)),
+        lambda: findings_of(stores={"broker": True}),
+        lambda: findings_of(nodes={"gpu-1": NOW, "gpu-2": NOW - 25 * 3600}),
+        lambda: findings_of(disk=(13, 100)),
+        lambda: findings_of(model(replicas=[], dedicated=False)),
+        lambda: findings_of(model(replicas=[], desired_replicas=0)),
+        lambda: findings_of(counts=increases(lost={MODEL: 2})),
+        lambda: findings_of(counts=increases(over_s=1000, lost={MODEL: 9})),
+        lambda: findings_of(waits=waits(waiting=2, oldest=NOW - 299)),
         # A long queue that moves.
-        lambda: found(
+        lambda: findings_of(
             waits=waits(waiting=2, oldest=NOW - 9000), counts=increases(ended={MODEL: 1})
         ),
-        lambda: found(waits=waits(waiting=2, oldest=NOW - 9000, last_dispatched=NOW - 99)),
-        lambda: found(counts=increases(ended={MODEL: 9}, failed={MODEL: 9})),
-        lambda: found(counts=increases(ended={MODEL: 10}, failed={MODEL: 5})),
-        lambda: found(counts=increases(over_s=1000, ended={MODEL: 10}, failed={MODEL: 10})),
-        lambda: found(counts=increases(evicted={MODEL: 10})),
-        lambda: found(model(probe=probe(outcome="ok", reason=None, up=True))),
-        lambda: found(model(probe=probe(outcome="loading", up=None))),
+        lambda: findings_of(waits=waits(waiting=2, oldest=NOW - 9000, last_dispatched=NOW - 99)),
+        lambda: findings_of(counts=increases(ended={MODEL: 9}, failed={MODEL: 9})),
+        lambda: findings_of(counts=increases(ended={MODEL: 10}, failed={MODEL: 5})),
+        lambda: findings_of(counts=increases(over_s=1000, ended={MODEL: 10}, failed={MODEL: 10})),
+        lambda: findings_of(counts=increases(evicted={MODEL: 10})),
+        lambda: findings_of(model(probe=probe(outcome="ok", reason=None, up=True))),
+        lambda: findings_of(model(probe=probe(outcome="loading", up=None))),
     ],
 )
 def test_values_within_limits_are_not_causes(well: Callable[[], Findings]) -> None:
@@ -135,38 +135,42 @@ def test_values_within_limits_are_not_causes(well: Callable[[], Findings]) -> No
 
 
 def test_failed_probe_is_one_cause_and_stays_undecided_while_model_reloads() -> None:
-    (cause,) = found(model(probe=probe())).causes
+    (cause,) = findings_of(model(probe=probe())).causes
     assert cause.since == NOW - 5
     assert cause.sentence == f"The probe of {SUBJECT} failed (wrong): It is not finite."
     # A more specific cause replaces the failed probe: the model could not be loaded.
-    gone = unloadable(probe=probe())
-    assert [each.kind for each in gone.causes] == [Kind.LOAD_FAILED]
-    loading = found(model(probe=probe(outcome="loading")))
+    failure = unloadable(probe=probe())
+    assert [cause.kind for cause in failure.causes] == [Kind.LOAD_FAILED]
+    loading = findings_of(model(probe=probe(outcome="loading")))
     assert loading == Findings((), frozenset({Key(Kind.PROBE, SUBJECT)}))
 
 
 def test_queue_is_stuck_after_half_an_hour_without_dispatch() -> None:
     queue = waits(waiting=1, oldest=NOW - 9000, last_dispatched=NOW - 1801)
-    (cause,) = found(waits=queue).causes
+    (cause,) = findings_of(waits=queue).causes
     assert (cause.kind, cause.since) == (Kind.QUEUE_STUCK, NOW - 1801)
     assert cause.sentence == f"1 job waits for {SUBJECT} behind others that do not end."
 
 
 def test_causes_of_reloading_model_are_undecided() -> None:
     document = replica("DEPLOYING")
-    findings = found(document, waits=waits(waiting=2, oldest=NOW - 9000))
+    findings = findings_of(document, waits=waits(waiting=2, oldest=NOW - 9000))
     assert findings.causes == ()
     kinds = (Kind.LOAD_FAILED, Kind.NO_REPLICA, Kind.PROBE, Kind.QUEUE_STUCK)
     assert findings.undecided == {Key(kind, SUBJECT) for kind in kinds}
 
 
 def test_disk_near_limit_is_undecided() -> None:
-    assert found(disk=(11, 100)).undecided == found(disk=None).undecided == {(Kind.DISK, "results")}
+    assert (
+        findings_of(disk=(11, 100)).undecided
+        == findings_of(disk=None).undecided
+        == {(Kind.DISK, "results")}
+    )
 
 
 def test_problem_keeps_key_when_numbers_in_text_change() -> None:
-    def problems(*said: str) -> Findings:
-        return found(problems=[Problem(Kind.PROBLEM, "It", text) for text in said])
+    def problems(*texts: str) -> Findings:
+        return findings_of(problems=[Problem(Kind.PROBLEM, "It", text) for text in texts])
 
     first, second = problems("It took 3.5 s."), problems("It took 4 s.", "It took 9 s.")
     assert {cause.key for cause in first.causes} == {cause.key for cause in second.causes}

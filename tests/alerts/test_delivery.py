@@ -1,4 +1,4 @@
-"""Delivery of alerts to real web and mail servers, some of which hang, refuse or are unavailable."""
+"""Delivery of alerts to real web and mail servers; some servers hang, refuse or are unavailable."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from tests.services.process import free_port
 from tests.waiting import eventually
 
 
-def fresh(*sentences: str, **said: Any) -> Message:
+def fresh(*sentences: str, **options: Any) -> Message:
     """Return a message dated now."""
-    return replace(message(*sentences, **said), at=time.time())
+    return replace(message(*sentences, **options), at=time.time())
 
 
 def opened(*webhooks: str, policy: Policy = POLICY, **values: Any) -> AlertDelivery:
@@ -71,13 +71,13 @@ def test_message_form_follows_from_prefix_or_host(address: str, form: str, url: 
 @on_loop
 async def test_each_form_is_delivered_within_its_limits() -> None:
     with receiving() as slack, receiving() as discord, receiving() as plain:
-        made = opened(f"slack+{slack.url}", f"discord+{discord.url}", plain.url)
-        running = asyncio.create_task(made.run())
+        alerts = opened(f"slack+{slack.url}", f"discord+{discord.url}", plain.url)
+        running = asyncio.create_task(alerts.run())
         long = [fresh(*(f"{n} <@everyone> *fails* & " * 30 for n in range(40)))]
-        for each in (*long, fresh("x", event=IncidentEvent.RESOLVED), a_test("here", time.time())):
-            made.send(each)
+        for sent in (*long, fresh("x", event=IncidentEvent.RESOLVED), a_test("here", time.time())):
+            alerts.send(sent)
         receivers = (slack, discord, plain)
-        await eventually(lambda: all(len(each.taken) == 3 for each in receivers))
+        await eventually(lambda: all(len(receiver.taken) == 3 for receiver in receivers))
         await end([running])
     for body in slack.taken:
         within_the_limits_of_slack(body)
@@ -92,27 +92,27 @@ async def test_each_form_is_delivered_within_its_limits() -> None:
 async def test_mail_delivers_alert_and_digest_to_all_recipients() -> None:
     post = Post()
     with mail_server(post) as port:
-        made = opened(
+        alerts = opened(
             policy=replace(POLICY, first_s=0.1),  # soon, in case this machine stalls
             smtp_url=f"smtp://127.0.0.1:{port}",
             mail_from="ndif@example.org",
             alert_email="ada@example.org, ops@example.org",
         )
-        running = asyncio.create_task(made.run())
-        made.send(fresh("org/ä has no files.", kind=Kind.NO_REPLICA))
-        made.send(digest_message("here", time.time(), ["Jobs: none ended."]))
+        running = asyncio.create_task(alerts.run())
+        alerts.send(fresh("org/ä has no files.", kind=Kind.NO_REPLICA))
+        alerts.send(digest_message("here", time.time(), ["Jobs: none ended."]))
         await eventually(lambda: len(post.received) >= 4)
         await end([running])
     assert {to for envelope in post.received for to in envelope.rcpt_tos} == {
         *("ada@example.org", "ops@example.org")
     }
-    mails = [message_from_bytes(each.content, policy=by_default) for each in post.received]  # type: ignore[arg-type]
-    subjects = sorted({str(each["Subject"]) for each in mails})
+    mails = [message_from_bytes(mail.content, policy=by_default) for mail in post.received]  # type: ignore[arg-type]
+    subjects = sorted({str(mail["Subject"]) for mail in mails})
     assert subjects == ["A model has no replica: org/a", "The last day"]
-    texts = "\n".join(each.get_content() for each in mails)
+    texts = "\n".join(mail.get_content() for mail in mails)
     assert "• org/ä has no files." in texts
     assert "Jobs: none ended." in texts
-    assert len({each["Message-ID"] for each in mails}) == 2
+    assert len({mail["Message-ID"] for mail in mails}) == 2
 
 
 @on_loop
@@ -124,11 +124,11 @@ async def test_failing_destination_does_not_delay_others(
     with receiving() as hangs, receiving() as fails, receiving() as well:
         hangs.status, fails.status = HANGS, 500
         quick = replace(POLICY, first_s=0.1, factor=1.0)
-        made = opened(hangs.url, fails.url, away.url, well.url, policy=quick)
-        running = asyncio.create_task(made.run())
+        alerts = opened(hangs.url, fails.url, away.url, well.url, policy=quick)
+        running = asyncio.create_task(alerts.run())
         began = time.monotonic()
         for number in range(5):
-            made.send(fresh(f"{number} fails."))
+            alerts.send(fresh(f"{number} fails."))
         assert time.monotonic() - began < delivery._TIMEOUT_S
         await eventually(lambda: len(well.taken) == 5)
         assert not hangs.taken
@@ -138,16 +138,16 @@ async def test_failing_destination_does_not_delay_others(
         hangs.released.set()
         with receiving(away.port) as back:
             await eventually(lambda: all(len(r.taken) == 5 for r in (hangs, fails, back)))
-            for each in (hangs, fails, back):
-                said = [body["incident"]["causes"][0]["sentence"] for body in each.taken]
-                assert said == [f"{number} fails." for number in range(5)]
+            for receiver in (hangs, fails, back):
+                sentences = [body["incident"]["causes"][0]["sentence"] for body in receiver.taken]
+                assert sentences == [f"{number} fails." for number in range(5)]
         await end([running])
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("ndif")]
+    sentences = [record.getMessage() for record in caplog.records if record.name.startswith("ndif")]
     # The log has one line when a destination fails and one when it recovers, without secrets.
-    failing = [line for line in said if "do not reach" in line]
+    failing = [line for line in sentences if "do not reach" in line]
     assert len(failing) == 3
-    assert len([line for line in said if "again" in line]) == 3
-    assert "secret" not in "\n".join(said)
+    assert len([line for line in sentences if "again" in line]) == 3
+    assert "secret" not in "\n".join(sentences)
     assert f"http://127.0.0.1:{fails.port}/…: it answered 500" in "\n".join(failing)
 
 
@@ -155,12 +155,12 @@ async def test_failing_destination_does_not_delay_others(
 async def test_refused_message_does_not_block_next_message() -> None:
     with receiving() as receiver:
         receiver.status = 400
-        made = opened(receiver.url)
-        running = asyncio.create_task(made.run())
-        made.send(fresh("a"))
+        alerts = opened(receiver.url)
+        running = asyncio.create_task(alerts.run())
+        alerts.send(fresh("a"))
         await eventually(lambda: receiver.asked == 1)
         receiver.status = 200
-        made.send(fresh("b"))
+        alerts.send(fresh("b"))
         await eventually(lambda: receiver.taken)
         await end([running])
     assert [body["incident"]["causes"][0]["sentence"] for body in receiver.taken] == ["b"]
@@ -171,10 +171,10 @@ async def test_retry_after_header_delays_next_attempt() -> None:
     with receiving() as receiver:
         receiver.status, receiver.headers = 429, {"Retry-After": "0.7"}
         receiver.later_status = 200
-        made = opened(receiver.url, policy=replace(POLICY, first_s=0.01))
-        running = asyncio.create_task(made.run())
+        alerts = opened(receiver.url, policy=replace(POLICY, first_s=0.01))
+        running = asyncio.create_task(alerts.run())
         began = time.monotonic()
-        made.send(fresh("a"))
+        alerts.send(fresh("a"))
         await eventually(lambda: receiver.taken)
         await end([running])
     assert receiver.arrived[0] - began > 0.6
@@ -184,10 +184,10 @@ async def test_retry_after_header_delays_next_attempt() -> None:
 @on_loop
 async def test_pending_messages_are_bounded_and_survive_restart() -> None:
     port = free_port()
-    made = opened(Receiver(port=port).url)
+    alerts = opened(Receiver(port=port).url)
     for number in range(150):
-        made.send(fresh(str(number)))
-    saved = from_json(dict[str, tuple[Message, ...]], to_json(made.waiting()))
+        alerts.send(fresh(str(number)))
+    saved = from_json(dict[str, tuple[Message, ...]], to_json(alerts.waiting()))
     assert not any("secret" in name for name in saved)
     (waiting,) = saved.values()
     assert len(waiting) == 100
@@ -208,10 +208,10 @@ async def test_pending_messages_are_bounded_and_survive_restart() -> None:
 @on_loop
 async def test_day_old_message_is_dropped() -> None:
     with receiving() as receiver:
-        made = opened(receiver.url)
-        made.send(replace(fresh("old"), at=time.time() - 25 * 3600))
-        made.send(fresh("new"))
-        running = asyncio.create_task(made.run())
+        alerts = opened(receiver.url)
+        alerts.send(replace(fresh("old"), at=time.time() - 25 * 3600))
+        alerts.send(fresh("new"))
+        running = asyncio.create_task(alerts.run())
         await eventually(lambda: receiver.taken)
         await end([running])
     assert [body["incident"]["causes"][0]["sentence"] for body in receiver.taken] == ["new"]
@@ -221,9 +221,9 @@ async def test_day_old_message_is_dropped() -> None:
 async def test_alert_test_reports_answer_of_each_destination() -> None:
     with receiving() as well, receiving() as fails:
         fails.status = 403
-        made = opened(f"slack+{well.url}", fails.url, Receiver(port=free_port()).url)
-        answers = await made.try_each(a_test("here", time.time()))
-    assert [(each.form, each.problem) for each in answers] == [
+        alerts = opened(f"slack+{well.url}", fails.url, Receiver(port=free_port()).url)
+        answers = await alerts.try_each(a_test("here", time.time()))
+    assert [(answer.form, answer.problem) for answer in answers] == [
         ("slack", None),
         ("json", "it answered 403"),
         ("json", "it cannot be reached"),
@@ -233,5 +233,5 @@ async def test_alert_test_reports_answer_of_each_destination() -> None:
 
 
 def test_printed_configuration_contains_no_webhook_secret() -> None:
-    made = Settings(alert_webhooks="https://hooks.slack.com/services/a-secret")  # type: ignore[arg-type]
-    assert "secret" not in str([each.value for each in variables(made)])
+    options = Settings(alert_webhooks="https://hooks.slack.com/services/a-secret")  # type: ignore[arg-type]
+    assert "secret" not in str([variable.value for variable in variables(options)])

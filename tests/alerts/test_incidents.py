@@ -50,11 +50,11 @@ def causes(*keys: Key, at: float = 0.0) -> Findings:
 
 
 def play(looks: list[tuple[float, Findings]], timing: Timing = TIMING) -> list[Notice]:
-    book, told = Book(), []
+    book, sent_notices = Book(), []
     for now, findings in looks:
         book, notices = step(book, findings, now, timing)
-        told += notices
-    return told
+        sent_notices += notices
+    return sent_notices
 
 
 @given(LOOKS)
@@ -62,7 +62,7 @@ def test_each_incident_is_opened_once_and_resolved_once(
     looks: list[tuple[float, set[Key], set[Key], bool]],
 ) -> None:
     book, now, ids = Book(), 0.0, count()
-    told: list[tuple[float, Notice]] = []
+    sent_notices: list[tuple[float, Notice]] = []
     held: dict[Key, float] = {}
     quiet = [(70.0, set[Key](), set[Key](), False)] * 3
     for pause, holding, undecided, restarts in [*looks, *quiet]:
@@ -80,16 +80,16 @@ def test_each_incident_is_opened_once_and_resolved_once(
         }
         before = book
         book, notices = step(book, findings, now, TIMING, lambda: str(next(ids)))
-        told += [(now, notice) for notice in notices]
+        sent_notices += [(now, notice) for notice in notices]
         # No two open incidents share a kind or a cause.
-        assert len({each.kind for each in book.open}) == len(book.open)
-        keys = [key for each in book.open for key in each.holding]
+        assert len({incident.kind for incident in book.open}) == len(book.open)
+        keys = [key for incident in book.open for key in incident.holding]
         assert len(set(keys)) == len(keys)
         assert not set(keys) & book.pending.keys()
-        known = {m.cause.key for each in book.open for m in each.members}
+        known_keys = {m.cause.key for incident in book.open for m in incident.members}
         # A cause that held long enough is in an incident; an opened incident has only current causes.
         for key in holding:
-            assert now - held[key] < TIMING.hold_s or key in known
+            assert now - held[key] < TIMING.hold_s or key in known_keys
         for notice in notices:
             if notice.event is IncidentEvent.OPENED:
                 new = {m.cause.key for m in notice.incident.members}
@@ -99,20 +99,22 @@ def test_each_incident_is_opened_once_and_resolved_once(
                 assert not notice.incident.holding
                 assert not holding & {m.cause.key for m in notice.incident.members}
         if not notices:
-            assert {each.id for each in book.open} == {each.id for each in before.open}
+            assert {incident.id for incident in book.open} == {
+                incident.id for incident in before.open
+            }
     assert not book.open
-    for incident in {notice.incident.id for _, notice in told}:
-        mine = [(at, notice) for at, notice in told if notice.incident.id == incident]
+    for incident in {notice.incident.id for _, notice in sent_notices}:
+        mine = [(at, notice) for at, notice in sent_notices if notice.incident.id == incident]
         events = [notice.event for _, notice in mine]
         assert events[0] is IncidentEvent.OPENED
         assert events[-1] is IncidentEvent.RESOLVED
         assert Counter(events)[IncidentEvent.OPENED] == Counter(events)[IncidentEvent.RESOLVED] == 1
-        for (earlier, one), (later, other) in pairwise(mine):
+        for (earlier, earlier_notice), (later, other) in pairwise(mine):
             if other.event is IncidentEvent.REPEATED:
                 assert later - earlier >= TIMING.repeat_s
             if other.event is IncidentEvent.CHANGED:
                 assert later - earlier >= 600
-                assert one.incident.holding != other.incident.holding
+                assert earlier_notice.incident.holding != other.incident.holding
 
 
 def test_short_cause_opens_no_incident() -> None:
@@ -157,14 +159,14 @@ def test_remaining_failure_keeps_incident_open_after_root_cause_ends() -> None:
     looks += [(at, causes(model)) for at in range(100, 1000, 10)]
     # A model that fails later opens an incident of its own.
     looks += [(at, causes(model, other)) for at in range(1000, 1100, 10)]
-    told = play([(float(at), findings) for at, findings in looks])
-    kinds = [(notice.event, notice.incident.kind) for notice in told]
+    notices = play([(float(at), findings) for at, findings in looks])
+    kinds = [(notice.event, notice.incident.kind) for notice in notices]
     assert kinds == [
         (IncidentEvent.OPENED, Kind.STORE_AWAY),
         (IncidentEvent.CHANGED, Kind.STORE_AWAY),
         (IncidentEvent.OPENED, Kind.LOAD_FAILED),
     ]
-    assert told[1].incident.holding == {model}
+    assert notices[1].incident.holding == {model}
 
 
 def test_changes_of_incident_are_reported_at_most_every_ten_minutes() -> None:
@@ -177,8 +179,8 @@ def test_changes_of_incident_are_reported_at_most_every_ten_minutes() -> None:
 
 
 def test_open_incident_is_repeated() -> None:
-    told = play([(float(at), causes(KEYS[0])) for at in range(0, 8000, 10)])
-    assert [notice.event for notice in told] == [
+    notices = play([(float(at), causes(KEYS[0])) for at in range(0, 8000, 10)])
+    assert [notice.event for notice in notices] == [
         IncidentEvent.OPENED,
         IncidentEvent.REPEATED,
         IncidentEvent.REPEATED,
@@ -205,6 +207,6 @@ def test_next_leader_resolves_incident_of_previous_leader() -> None:
 
 def test_only_root_causes_group_other_causes() -> None:
     disk, model = Key(Kind.DISK, "results"), Key(Kind.LOAD_FAILED, "org/a")
-    told = play([(at * 10.0, causes(disk, model)) for at in range(10)])
-    assert [notice.incident.kind for notice in told] == [Kind.DISK, Kind.LOAD_FAILED]
+    notices = play([(at * 10.0, causes(disk, model)) for at in range(10)])
+    assert [notice.incident.kind for notice in notices] == [Kind.DISK, Kind.LOAD_FAILED]
     assert Kind.DISK not in ROOTS

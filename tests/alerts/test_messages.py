@@ -55,8 +55,8 @@ def notice(
     return Notice(event, Incident("1f3a", kind, NOW - 60, members, NOW, frozenset(), resolved))
 
 
-def message(*sentences: str, **said: Any) -> Message:
-    return about(notice(*sentences, **said), "ndif.example.org", NOW)
+def message(*sentences: str, **options: Any) -> Message:
+    return about(notice(*sentences, **options), "ndif.example.org", NOW)
 
 
 def units(text: str) -> int:
@@ -108,11 +108,11 @@ def of_the_schema(body: dict[str, Any]) -> None:
 def test_every_body_is_within_limits_of_its_form(
     sentences: list[str], subject: str, event: IncidentEvent, kind: Kind
 ) -> None:
-    made = message(*sentences, subject=subject, event=event, kind=kind)
-    within_the_limits_of_slack(slack(made))
-    within_the_limits_of_discord(discord(made))
-    of_the_schema(plain_json(made))
-    sent = mail(made, DEFAULT_TEMPLATE, "ops@example.org", "ndif@example.org", NOW)
+    about_cause = message(*sentences, subject=subject, event=event, kind=kind)
+    within_the_limits_of_slack(slack(about_cause))
+    within_the_limits_of_discord(discord(about_cause))
+    of_the_schema(plain_json(about_cause))
+    sent = mail(about_cause, DEFAULT_TEMPLATE, "ops@example.org", "ndif@example.org", NOW)
     read = message_from_bytes(sent.as_bytes(), policy=policy)
     assert {*read.keys()} == {*sent.keys()}
     assert (read["To"], read["From"]) == ("ops@example.org", "ndif@example.org")
@@ -120,10 +120,10 @@ def test_every_body_is_within_limits_of_its_form(
 
 
 def test_alert_states_causes_durations_and_advice() -> None:
-    made = message("org/a has no files.", "org/a1 has none, too.")
-    assert made.headline == "A model could not be loaded: org/a and 1 more"
-    assert made.text.splitlines() == [
-        made.headline,
+    about_cause = message("org/a has no files.", "org/a1 has none, too.")
+    assert about_cause.headline == "A model could not be loaded: org/a and 1 more"
+    assert about_cause.text.splitlines() == [
+        about_cause.headline,
         "• org/a has no files. (for 1m 30s)",
         "• org/a1 has none, too. (for 1m 30s)",
         "Check its name, its files and the memory (`ndif status`), and `ndif deploy` it again.",
@@ -141,25 +141,27 @@ def test_long_list_of_causes_is_cut_and_counted() -> None:
 
 def test_mentions_and_markup_in_foreign_text_are_escaped() -> None:
     text = "<!channel> @everyone [here](https://evil.example) \u202e\x00 & so on"
-    made = message(text)
-    (_, section) = slack(made)["blocks"]
+    about_cause = message(text)
+    (_, section) = slack(about_cause)["blocks"]
     assert "&lt;!channel&gt;" in section["text"]["text"]
     assert section["text"]["verbatim"] is True
-    assert r"\[here\]\(https" in discord(made)["embeds"][0]["description"]
-    assert not {"\u202e", "\x00"} & {*made.text}
+    assert r"\[here\]\(https" in discord(about_cause)["embeds"][0]["description"]
+    assert not {"\u202e", "\x00"} & {*about_cause.text}
 
 
 def test_line_break_in_subject_injects_no_header() -> None:
-    made = message("x", subject="a\r\nBcc: eve@example.org")
-    sent = mail(made, "Subject: [ndif] $headline\n\n$details", "ops@example.org", "n@x.org", NOW)
+    about_cause = message("x", subject="a\r\nBcc: eve@example.org")
+    sent = mail(
+        about_cause, "Subject: [ndif] $headline\n\n$details", "ops@example.org", "n@x.org", NOW
+    )
     assert str(sent["Subject"]).startswith("[ndif] A model could not be loaded: a")
     assert sent["Bcc"] is None
 
 
 def test_operator_template_fills_every_placeholder() -> None:
     template = "Subject: $severity $event\n\n" + " | ".join(f"${name}" for name in NAMES)
-    made = message("costs $5.")
-    sent = mail(made, template, "ops@example.org", "ndif@example.org", NOW)
+    about_cause = message("costs $5.")
+    sent = mail(about_cause, template, "ops@example.org", "ndif@example.org", NOW)
     assert sent["Subject"] == "critical opened"
     assert "costs $5. (for 1m 30s)" in sent.get_content()
     assert "ndif.example.org | opened | critical | Fri, 15 Jan 2027 08:00:00 GMT" in (
@@ -168,7 +170,7 @@ def test_operator_template_fills_every_placeholder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "expected"),
     [
         ("$details", "must begin with a line"),
         ("Subject: x\nno empty line", "must begin with a line"),
@@ -177,13 +179,15 @@ def test_operator_template_fills_every_placeholder() -> None:
         ("Subject: x\n\ncosts 5 $", "single"),
     ],
 )
-def test_wrong_mail_template_is_rejected_at_start(template: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_wrong_mail_template_is_rejected_at_start(
+    template: str, expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=expected):
         split_template(template)
     file = tmp_path / "mail.txt"
     file.write_text(template)
     mails = {"smtp_url": "smtp://mail.example", "mail_from": "n@x.org", "alert_email": "o@x.org"}
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=expected):
         Settings(alert_email_template=file, **mails)  # type: ignore[arg-type]
 
 
@@ -191,7 +195,7 @@ MAIL = {"smtp_url": "smtp://mail.example", "mail_from": "n@x.org"}
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({"alert_webhooks": "https://a.example/x, hooks.slack.com/secret"}, "its address 2 is not"),
         ({"alert_webhooks": "teams+https://secret.example"}, "its address 1 is not like"),
@@ -209,12 +213,12 @@ MAIL = {"smtp_url": "smtp://mail.example", "mail_from": "n@x.org"}
     ],
 )
 def test_wrong_settings_have_clear_errors_without_secrets(
-    values: dict[str, Any], said: str
+    values: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         Settings(**values)
     sentence = problems(caught.value)[0].sentence
-    assert said in sentence
+    assert expected in sentence
     assert "secret" not in sentence
 
 

@@ -60,21 +60,21 @@ class Operator:
 
     def ndif(self, *arguments: str, code: int = 0) -> str:
         variables = {**os.environ, **self.environment, "NO_COLOR": "1"}
-        done = ndif(*arguments, environment=variables)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
+        process = ndif(*arguments, environment=variables)
+        assert process.returncode == code, process.stdout + process.stderr
+        return process.stdout
 
-    def told(self, event: str, kind: str) -> dict[str, Any]:
+    def until_webhook(self, event: str, kind: str) -> dict[str, Any]:
         """Wait for a message about a kind."""
 
-        def found() -> list[dict[str, Any]]:
+        def matching() -> list[dict[str, Any]]:
             return [
                 body
                 for body in self.receiver.taken
                 if body["event"] == event and body["incident"] and body["incident"]["kind"] == kind
             ]
 
-        return until(found, lambda: str(self.receiver.taken))[-1]
+        return until(matching, lambda: str(self.receiver.taken))[-1]
 
 
 def killed(running: Callable[[], set[int]]) -> int:
@@ -98,17 +98,17 @@ def killed(running: Callable[[], set[int]]) -> int:
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     """The operator's web server."""
-    with receiving() as made:
-        yield made
+    with receiving() as webhook:
+        yield webhook
 
 
 def broken(folder: Path) -> tuple[Path, bytes]:
     """Return a checkpoint with an unreadable tokenizer, and the tokenizer's right content."""
-    made = make_gpt2(folder / "broken")
-    file = made / "tokenizer.json"
+    model_folder = make_gpt2(folder / "broken")
+    file = model_folder / "tokenizer.json"
     right = file.read_bytes()
     file.write_text("{")
-    return made, right
+    return model_folder, right
 
 
 def test_server_reports_unloadable_model_and_sends_daily_digest(
@@ -130,27 +130,27 @@ def test_server_reports_unloadable_model_and_sends_daily_digest(
         try:
             tested = operator.ndif("alerts", "test", "--json")
             assert len(from_plain(AnswerOfTest, json.loads(tested)).destinations) == 4
-            said = operator.ndif("alerts", "test")
-            assert said.count("delivered") == 4, said
+            output = operator.ndif("alerts", "test")
+            assert output.count("delivered") == 4, output
             until(lambda: post.received)
             operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
-            opened = operator.told("opened", "load-failed")
+            opened = operator.until_webhook("opened", "load-failed")
             assert "tests/broken" in opened["headline"]
             (_cause,) = opened["incident"]["causes"]
             listed = from_plain(AlertsAnswer, json.loads(operator.ndif("alerts", "list", "--json")))
-            assert [each.id for each in listed.open] == [opened["incident"]["id"]]
+            assert [incident.id for incident in listed.open] == [opened["incident"]["id"]]
             assert "load-failed" in operator.ndif("alerts", "list")
             # Repeated loads belong to one incident.
             (files / "tokenizer.json").write_bytes(right)
             operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
-            resolved = operator.told("resolved", "load-failed")
+            resolved = operator.until_webhook("resolved", "load-failed")
             assert resolved["incident"]["id"] == opened["incident"]["id"]
             # Kill the model's process three times.
             for _ in range(3):
                 process = killed(operator.server.processes)
-                until(lambda gone=process: operator.server.processes() - {gone})
+                until(lambda ended=process: operator.server.processes() - {ended})
                 operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
-            lost = operator.told("opened", "replicas-lost")
+            lost = operator.until_webhook("opened", "replicas-lost")
             assert "3 processes of tests/broken ended" in lost["text"]
             until(lambda: [body for body in receiver.taken if body["event"] == "digest"])
             digest = next(body for body in receiver.taken if body["event"] == "digest")
@@ -158,9 +158,9 @@ def test_server_reports_unloadable_model_and_sends_daily_digest(
                 assert text in digest["text"]
             until(lambda: len(post.received) >= len(receiver.taken))
             listed = from_plain(AlertsAnswer, json.loads(operator.ndif("alerts", "list", "--json")))
-            assert opened["incident"]["id"] in [each.id for each in listed.resolved]
-            said = operator.ndif("info", "--config") + operator.ndif("logs", "api")
-            assert not [secret for secret in SECRETS if secret in said]
+            assert opened["incident"]["id"] in [incident.id for incident in listed.resolved]
+            output = operator.ndif("info", "--config") + operator.ndif("logs", "api")
+            assert not [secret for secret in SECRETS if secret in output]
         finally:
             operator.server.stop()
     assert not [s for s in SECRETS if s in "\n".join(operator.server.output)]
@@ -173,10 +173,10 @@ def test_server_reports_unloadable_model_and_sends_daily_digest(
         within_the_limits_of_discord(body)
     for body in receiver.taken:
         of_the_schema(body)
-    mails = [message_from_bytes(each.content, policy=policy) for each in post.received]  # type: ignore[arg-type]
-    subjects = [str(each["Subject"]) for each in mails]
+    mails = [message_from_bytes(mail.content, policy=policy) for mail in post.received]  # type: ignore[arg-type]
+    subjects = [str(mail["Subject"]) for mail in mails]
     for subject in ("A model could not be loaded: tests/broken", "Resolved: ", "The last day"):
-        assert any(each.startswith(subject) for each in subjects), subjects
+        assert any(text.startswith(subject) for text in subjects), subjects
 
 
 def test_server_reports_broker_outage_and_next_leader_resolves_incident(
@@ -194,14 +194,14 @@ def test_server_reports_broker_outage_and_next_leader_resolves_incident(
     try:
         until(lambda: "delivered" in ready(operator))
         redis.pause()
-        opened = operator.told("opened", "store-away")
+        opened = operator.until_webhook("opened", "store-away")
         causes = [cause["subject"] for cause in opened["incident"]["causes"]]
         assert "broker" in causes
         redis.resume()
-        resolved = operator.told("resolved", "store-away")
+        resolved = operator.until_webhook("resolved", "store-away")
         assert resolved["incident"]["id"] == opened["incident"]["id"]
         operator.ndif("deploy", f"tests/broken={files}", "--dedicated", code=1)
-        opened = operator.told("opened", "load-failed")
+        opened = operator.until_webhook("opened", "load-failed")
         # Redis holds the open incident and no unsent message for the next leader.
         until(lambda: (state := saved(redis)).incidents.open and not state.messages)
 
@@ -213,16 +213,16 @@ def test_server_reports_broker_outage_and_next_leader_resolves_incident(
         (files / "tokenizer.json").write_bytes(right)
         until(lambda: "delivered" in ready(operator))
         operator.ndif("deploy", f"tests/broken={files}", "--dedicated")
-        resolved = operator.told("resolved", "load-failed")
+        resolved = operator.until_webhook("resolved", "load-failed")
         assert resolved["incident"]["id"] == opened["incident"]["id"]
-        told = [
+        notices = [
             (body["event"], body["incident"]["kind"], body["incident"]["id"])
             for body in receiver.taken
             if body["incident"]
         ]
         # Each incident is opened once and resolved once, although the leader changed.
-        assert len(told) == 4, (told, [body["text"] for body in receiver.taken])
-        assert len({incident for _, _, incident in told}) == 2
+        assert len(notices) == 4, (notices, [body["text"] for body in receiver.taken])
+        assert len({incident for _, _, incident in notices}) == 2
     finally:
         redis.resume()
         operator.server.stop()
@@ -239,9 +239,9 @@ def saved(redis: RedisServer) -> SavedAlerts:
         finally:
             await client.aclose()
 
-    found = asyncio.run(load())
-    assert found is not None
-    return found
+    state = asyncio.run(load())
+    assert state is not None
+    return state
 
 
 def ready(operator: Operator) -> str:
@@ -257,15 +257,15 @@ def test_server_without_alert_settings_does_not_import_alerts(
     server = StartedServer(environment=environment).ready()
     try:
         variables = {**os.environ, **environment}
-        done = subprocess.run(
+        process = subprocess.run(
             [NDIF, "alerts", "list"], env=variables, capture_output=True, text=True
         )
-        assert done.returncode != 0
-        assert "set NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL" in done.stderr
+        assert process.returncode != 0
+        assert "set NDIF_ALERT_WEBHOOKS or NDIF_ALERT_EMAIL" in process.stderr
         probe = "import sys, ndif.server.embedded, ndif.server.leader; print('ndif.alerts' in sys.modules)"
-        said = subprocess.run(
+        import_run = subprocess.run(
             [Path(NDIF).with_name("python"), "-c", probe], capture_output=True, text=True
         )
-        assert said.stdout == "False\n"
+        assert import_run.stdout == "False\n"
     finally:
         server.stop()

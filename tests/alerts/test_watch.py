@@ -74,15 +74,15 @@ class Site:
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[Alerts]:
         self.log = EventLog()
-        made = open_alerts(
+        running_alerts = open_alerts(
             self._settings,
             StateFile(self._folder, ALERTS, SavedAlerts),
             {"broker": self.ping},
             self._folder,
         )
-        running = asyncio.create_task(made.run(self.look, self.usage, self.log))
+        running = asyncio.create_task(running_alerts.run(self.look, self.usage, self.log))
         try:
-            yield made
+            yield running_alerts
         finally:
             await end([running])
 
@@ -114,7 +114,7 @@ async def test_restart_keeps_open_incidents_and_undelivered_messages(tmp_path: P
         async with site.watching() as alerts:
             await eventually(lambda: len(receiver.taken) == 2)
             await eventually(lambda: not json.loads(site.file.read_text())["messages"])
-            assert [each.kind for each in alerts.describe().resolved] == ["store-away"]
+            assert [incident.kind for incident in alerts.describe().resolved] == ["store-away"]
     opened, resolved = receiver.taken
     assert resolved["event"] == "resolved"
     assert resolved["incident"]["id"] == opened["incident"]["id"]
@@ -214,7 +214,7 @@ def test_events_are_counted_by_model() -> None:
     now = counted()
     assert "org/counted" not in before.ended
     sums = (now.ended, now.failed, now.lost, now.evicted)
-    assert [each["org/counted"] for each in sums] == [5, 2, 1, 2]
+    assert [row["org/counted"] for row in sums] == [5, 2, 1, 2]
 
 
 def test_jobs_for_models_never_loaded_here_are_no_cause() -> None:

@@ -1,4 +1,4 @@
-"""Reports for tests, of a machine that need not be this one."""
+"""Reports for tests, of an invented machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rounds with and without another program's work: `python -m tests.bench.rounds PID` prints the samples.
 
-The process works in `BUSY_ROUNDS` and is stopped in all others. Each sample is the number of its round.
+Process PID works in `BUSY_ROUNDS` and is stopped in all others. Each sample is the number of its round.
 """
 
 from __future__ import annotations

@@ -24,43 +24,43 @@ def around(median: float, spread: float, seed: int, count: int = 20) -> list[flo
 
 @given(SAMPLES)
 def test_report_compared_with_itself_is_unchanged(samples: list[float]) -> None:
-    assert Change(sampled(samples), sampled(samples)).said == "same"
+    assert Change(sampled(samples), sampled(samples)).verdict == "same"
 
 
 @given(SAMPLES, SAMPLES, st.booleans())
 def test_verdict_is_reversed_when_reports_are_swapped(
     a: list[float], b: list[float], at_most: bool
 ) -> None:
-    there = Change(sampled(a, at_most=at_most), sampled(b, at_most=at_most))
-    back = Change(there.b, there.a)
-    if there.is_tested and there.is_beyond_noise and back.is_beyond_noise:
-        assert there.is_worse != back.is_worse
-    assert not (there.part == 0 and there.is_beyond_noise)
+    change = Change(sampled(a, at_most=at_most), sampled(b, at_most=at_most))
+    back = Change(change.b, change.a)
+    if change.is_tested and change.is_beyond_noise and back.is_beyond_noise:
+        assert change.is_worse != back.is_worse
+    assert not (change.part == 0 and change.is_beyond_noise)
 
 
 @given(st.lists(st.floats(1.0, 1.4), min_size=5, max_size=30), st.booleans())
 def test_uniformly_larger_samples_are_a_change(samples: list[float], at_most: bool) -> None:
     larger = [value * 1.5 for value in samples]
     change = Change(sampled(samples, at_most=at_most), sampled(larger, at_most=at_most))
-    assert change.said == ("worse" if at_most else "better")
-    assert Change(change.b, change.a).said == ("better" if at_most else "worse")
+    assert change.verdict == ("worse" if at_most else "better")
+    assert Change(change.b, change.a).verdict == ("better" if at_most else "worse")
 
 
 def test_median_difference_within_spread_is_no_change() -> None:
     change = Change(sampled(around(1.0, 0.5, 1, 12)), sampled(around(1.0, 0.5, 2, 12)))
     assert abs(change.part) > 0.02
-    assert change.said == "same"
+    assert change.verdict == "same"
 
 
 def test_significant_but_small_difference_is_no_change() -> None:
     change = Change(sampled(around(1.0, 0.001, 1)), sampled(around(1.015, 0.001, 2)))
     assert change.is_tested
-    assert change.said == "same"
-    assert Change(change.a, sampled(around(1.03, 0.001, 2))).said == "worse"
+    assert change.verdict == "same"
+    assert Change(change.a, sampled(around(1.03, 0.001, 2))).verdict == "worse"
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "said"),
+    ("a", "b", "expected"),
     [
         (once(1.0), once(1.09), "same"),
         (once(1.0), once(1.11), "worse (one sample)"),
@@ -75,9 +75,9 @@ def test_significant_but_small_difference_is_no_change() -> None:
     ],
 )
 def test_figure_with_few_samples_changes_only_beyond_ten_percent(
-    a: Figure, b: Figure, said: str
+    a: Figure, b: Figure, expected: str
 ) -> None:
-    assert Change(a, b).said == said
+    assert Change(a, b).verdict == expected
 
 
 def test_figures_are_matched_by_scenario_name_and_unit() -> None:
@@ -97,11 +97,11 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in ("a.json", "b.json")]
 
 
-def told(
+def output_of_compare(
     files: list[str], a: Report, b: Report, capsys: pytest.CaptureFixture[str]
 ) -> tuple[int, str]:
-    for file, each in zip(files, (a, b), strict=True):
-        each.write(Path(file))
+    for file, written in zip(files, (a, b), strict=True):
+        written.write(Path(file))
     code = main(files)
     return code, capsys.readouterr().out
 
@@ -110,35 +110,39 @@ def test_exit_code_is_1_if_any_figure_is_worse(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow, fast = report(sampled(around(1.5, 0.1, 1))), report(sampled(around(1.0, 0.1, 2)))
-    code, said = told(files, fast, slow, capsys)
+    code, output = output_of_compare(files, fast, slow, capsys)
     assert code == 1
-    assert "worse" in said
-    assert "1 of 1 figures are worse beyond noise." in said
-    code, said = told(files, slow, fast, capsys)
+    assert "worse" in output
+    assert "1 of 1 figures are worse beyond noise." in output
+    code, output = output_of_compare(files, slow, fast, capsys)
     assert code == 0
-    assert "better" in said
+    assert "better" in output
 
 
 def test_comparison_warns_of_different_machines(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, said = told(files, report(once(1.0)), report(once(1.0), cpus=16), capsys)
-    assert "different machines: 2 x a processor, 16 GiB, and 16 x a processor, 16 GiB." in said
-    _, said = told(files, report(once(1.0)), report(once(1.0), loop_seconds=0.24), capsys)
-    assert "took 0.20 s in the first report, 0.24 s in the second" in said
-    assert "different machines" not in said
-    _, said = told(files, report(once(1.0)), report(once(1.0), loop_seconds=0.22), capsys)
-    assert "loop" not in said
+    _, output = output_of_compare(files, report(once(1.0)), report(once(1.0), cpus=16), capsys)
+    assert "different machines: 2 x a processor, 16 GiB, and 16 x a processor, 16 GiB." in output
+    _, output = output_of_compare(
+        files, report(once(1.0)), report(once(1.0), loop_seconds=0.24), capsys
+    )
+    assert "took 0.20 s in the first report, 0.24 s in the second" in output
+    assert "different machines" not in output
+    _, output = output_of_compare(
+        files, report(once(1.0)), report(once(1.0), loop_seconds=0.22), capsys
+    )
+    assert "loop" not in output
 
 
 def test_comparison_names_figures_of_only_one_report(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = told(files, report(once(1.0)), report(once(1.0, "d")), capsys)
+    code, output = output_of_compare(files, report(once(1.0)), report(once(1.0, "d")), capsys)
     assert code == 0
-    assert f"Only {files[0]} has: jobs: c." in said
-    assert f"Only {files[1]} has: jobs: d." in said
-    assert "no figure in common" in said
+    assert f"Only {files[0]} has: jobs: c." in output
+    assert f"Only {files[1]} has: jobs: d." in output
+    assert "no figure in common" in output
 
 
 def test_comparison_rejects_file_that_is_not_a_report(

@@ -29,7 +29,9 @@ def test_plot_of_report_is_reproducible(tmp_path: Path) -> None:
 
 def test_plot_names_each_figure_with_value_and_limit(tmp_path: Path) -> None:
     file = draw_all(report(*FIGURES), tmp_path)["jobs"]
-    texts = {each.text for each in ElementTree.parse(file).iter() if each.tag.endswith("text")}
+    texts = {
+        element.text for element in ElementTree.parse(file).iter() if element.tag.endswith("text")
+    }
     assert {figure.name for figure in FIGURES} <= texts
     assert "500 s  (≤ 10)" in texts
     assert "5 x  (≥ 2)" in texts

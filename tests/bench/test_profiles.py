@@ -61,8 +61,8 @@ def test_flame_graphs_cover_server_and_children_by_scenario(tmp_path: Path) -> N
                     with drawn(pid):
                         time_passes(for_s)
         finally:
-            for each in children:
-                os.kill(each, 9)
+            for child_pid in children:
+                os.kill(child_pid, 9)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "jobs-1.svg",
         "warm-1.svg",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.machine_state import machine_state, said_of
+from bench.machine_state import describe_machine, machine_state
 from bench.report import Report
 
 from tests.bench.reports import MACHINE, once, report, sampled
@@ -19,7 +19,7 @@ def test_report_round_trips_through_file(tmp_path: Path) -> None:
     written = report(sampled([1.0, 3.0, 2.0]), once(20.0))
     written.write(file)
     assert Report.read(file) == written
-    assert [each["holds"] for each in json.loads(file.read_text())["figures"]] == [True, False]
+    assert [figure["holds"] for figure in json.loads(file.read_text())["figures"]] == [True, False]
 
 
 def test_runs_of_one_commit_are_merged_into_one_report(tmp_path: Path) -> None:
@@ -29,19 +29,21 @@ def test_runs_of_one_commit_are_merged_into_one_report(tmp_path: Path) -> None:
     report(once(1.0), commit="another").write(files[2])
     whole = Report.of_runs(files[:2])
     assert whole.seconds == 180
-    assert [(each.name, each.value, each.samples, each.how) for each in whole.figures] == [
+    assert [
+        (figure.name, figure.value, figure.samples, figure.how) for figure in whole.figures
+    ] == [
         ("a / b", 3.0, [1.0, 3.0, 8.0], "2 runs"),
         ("c", 25.0, [20.0, 30.0], "2 runs"),
         ("new", 5.0, [], ""),
     ]
-    assert [each.holds for each in whole.figures] == [False, False, True]
+    assert [figure.holds for figure in whole.figures] == [False, False, True]
     assert Report.of_runs(files[2:]) == Report.read(files[2])
     with pytest.raises(ValueError, match="are not of one commit"):
         Report.of_runs(files[1:])
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("{}", "is not a report"),
         ("[1]", "is not a report"),
@@ -51,11 +53,13 @@ def test_runs_of_one_commit_are_merged_into_one_report(tmp_path: Path) -> None:
         (None, "cannot be read: No such file"),
     ],
 )
-def test_file_that_is_not_a_report_is_rejected(tmp_path: Path, text: str | None, said: str) -> None:
+def test_file_that_is_not_a_report_is_rejected(
+    tmp_path: Path, text: str | None, expected: str
+) -> None:
     file = tmp_path / "report.json"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ValueError, match=said) as refused:
+    with pytest.raises(ValueError, match=expected) as refused:
         Report.read(file)
     assert str(file) in str(refused.value)
 
@@ -66,4 +70,4 @@ def test_machine_state_is_json_with_every_key_of_reports() -> None:
     assert json.loads(json.dumps(state))["cpus"] == state["cpus"]
     assert 0.01 < state["loop_seconds"] < 60
     assert state["versions"]["nnsight"].startswith("0.8")
-    assert f"{state['cpus']} x " in said_of(state)
+    assert f"{state['cpus']} x " in describe_machine(state)

@@ -46,11 +46,11 @@ def spinning(program: str, *marks: str) -> Iterator[psutil.Process]:
                 time.sleep(0.01)
             yield line[-1]
         finally:
-            for each in reversed(line):
-                each.kill()
+            for child in reversed(line):
+                child.kill()
 
 
-def seen_of(process: psutil.Process) -> float:
+def core_seconds_of(process: psutil.Process) -> float:
     """Return the share of a process's CPU time that `Neighbours` counts as other programs'.
 
     A `Neighbours` with an unused mark counts all CPU time and serves as the reference.
@@ -75,14 +75,14 @@ def test_only_unmarked_processes_count_as_other_programs(
 ) -> None:
     with spinning(program, *marks) as process:
         # A process of another test may end between two measurements.
-        parts = [seen_of(process) for _ in range(9)]
+        parts = [core_seconds_of(process) for _ in range(9)]
     assert statistics.median(parts) == pytest.approx(part, abs=0.5)
 
 
 def test_rounds_beside_other_programs_are_discarded() -> None:
     with spinning(SPINS) as other:
         other.suspend()
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "tests.bench.rounds", str(other.pid)],
             cwd=ROOT,
             env={**os.environ, MARK: "1"},
@@ -90,14 +90,14 @@ def test_rounds_beside_other_programs_are_discarded() -> None:
             capture_output=True,
             text=True,
         )
-    samples = Samples.of_json(json.loads(done.stdout))
+    samples = Samples.of_json(json.loads(process.stdout))
     kept = samples.seconds["a way"]
     assert samples.busy >= len(BUSY_ROUNDS)
     # If other tests leave too few quiet rounds, the busy rounds come last.
     quiet = kept[: len(kept) - samples.busy] if samples.is_busy_machine else kept
     assert not {*quiet} & {*BUSY_ROUNDS}
     assert len(quiet) <= ROUNDS
-    assert "busy" in samples.said or "other programs" in samples.said
+    assert "busy" in samples.summary or "other programs" in samples.summary
 
 
 def test_each_round_runs_every_variant_once_in_nonperiodic_order() -> None:
@@ -106,7 +106,7 @@ def test_each_round_runs_every_variant_once_in_nonperiodic_order() -> None:
     in_turn(ways, rounds=40, warm_up=0, pause_s=0.0)
     rounds = [*zip(ran[::2], ran[1::2], strict=True)]
     assert len(rounds) >= 40
-    assert all({*each} == {*"ab"} for each in rounds)
+    assert all({*row} == {*"ab"} for row in rounds)
     first = [names[0] for names in rounds]
     assert first.count("a") == pytest.approx(len(first) / 2, rel=0.3)
     for period in (2, 3, 4):
@@ -135,8 +135,8 @@ def test_samples_round_trip_through_json() -> None:
     samples = Samples({"a": [3.0, 1.0, 2.0], "b": [1.0, 2.0, 4.0]}, 2, False, {"bytes": 5})
     assert Samples.of_json(json.loads(json.dumps(samples.to_json()))) == samples
     assert samples.median("a") == 2.0
-    assert samples.each(lambda a, b: a / b, "a", "b") == [3.0, 0.5, 0.5]
-    assert samples.said == "3 rounds, 2 busy ones left out"
+    assert samples.per_round(lambda a, b: a / b, "a", "b") == [3.0, 0.5, 0.5]
+    assert samples.summary == "3 rounds, 2 busy ones left out"
 
 
 @given(
@@ -144,6 +144,6 @@ def test_samples_round_trip_through_json() -> None:
     st.floats(0, 1),
 )
 def test_quantile_bounds_its_share_of_values(values: list[float], part: float) -> None:
-    found = quantile(values, part)
-    assert found in values
-    assert sum(value <= found for value in values) >= part * len(values)
+    result = quantile(values, part)
+    assert result in values
+    assert sum(value <= result for value in values) >= part * len(values)

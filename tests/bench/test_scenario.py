@@ -52,12 +52,12 @@ def test_light_client_runs_payload_of_older_nnsight(
     server: LocalServer, runtimes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_RUNTIMES", runtimes)
-    said = json.loads(processes.client("payload", "0.7", server.url, "tiny", runs=NAME).stdout)
-    user = SocketIoUser(urlsplit(server.url).port or 0, said["key"], said["nnsight"])
+    request = json.loads(processes.client("payload", "0.7", server.url, "tiny", runs=NAME).stdout)
+    user = SocketIoUser(urlsplit(server.url).port or 0, request["key"], request["nnsight"])
 
     async def run() -> None:
         await user.connect()
-        await user.run(base64.b64decode(said["payload"]))
+        await user.run(base64.b64decode(request["payload"]))
         with pytest.raises(RuntimeError, match="could not be read"):
             await user.run(b"no payload")
         user.close()

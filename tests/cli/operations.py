@@ -141,7 +141,10 @@ class Table:
                 return {"version": 1, "deployments": self._export()}
             case ListKept():
                 return {
-                    "kept": {each.config.repo_id: "deployed" for each in self.deployed.values()}
+                    "kept": {
+                        deployment.config.repo_id: "deployed"
+                        for deployment in self.deployed.values()
+                    }
                 }
             case ListCallbacks():
                 return self._list_callbacks()
@@ -150,7 +153,7 @@ class Table:
             case ListAlerts():
                 return {**ALERTS, "open": self.incidents}
             case ListEvents():
-                return {"events": [asdict(each) for each in reversed(self.events)]}
+                return {"events": [asdict(event) for event in reversed(self.events)]}
             case SendTestAlerts():
                 return {"destinations": self.tested}
             case Stop():
@@ -170,13 +173,13 @@ class Table:
         if operation.wait:
             await time_passes_async(self.loading_s)
         named = {change.config.repo_id.lower() for change in operation.deployments}
-        gone = [name for name in self.deployed if name not in named] if operation.sync else []
+        removed = [name for name in self.deployed if name not in named] if operation.sync else []
         evicted = [
             {"model": self.deployed[name].config.repo_id, "replica_id": replica}
-            for name in gone
+            for name in removed
             for replica in self.deployed[name].replicas
         ]
-        for name in gone:
+        for name in removed:
             del self.deployed[name]
         generation = operation.generation or "0.8"
         return [
@@ -185,20 +188,20 @@ class Table:
         ]
 
     def _deploy_one(self, change: DeploymentChange, generation: str) -> dict[str, Any]:
-        known = self.deployed.get(change.config.repo_id.lower())
-        if known is None:
+        deployment = self.deployed.get(change.config.repo_id.lower())
+        if deployment is None:
             outcome = self._set(change.config, change.config.replicas, generation)
             if change.config.repo_id == "org/down":
                 return {**outcome, "is_down": True, "down_s": self.down_s}
             return outcome
-        config = change.applied_to(known.config)
-        changes = [asdict(each) for each in differences(known.config, config)]
+        config = change.applied_to(deployment.config)
+        changes = [asdict(difference) for difference in differences(deployment.config, config)]
         return {**self._set(config, config.replicas, generation), "changes": changes}
 
     def _set(self, config: DeploymentConfig, count: int, generation: str) -> dict[str, Any]:
         entry = self.deployed.setdefault(config.repo_id.lower(), Deployed(config, generation))
         entry.config = config
-        others = sum(len(each.replicas) for each in self.deployed.values()) - len(entry.replicas)
+        others = sum(len(other.replicas) for other in self.deployed.values()) - len(entry.replicas)
         possible = min(count, MAX_REPLICAS - others)
         more = (next(self._replicas) for _ in range(MAX_REPLICAS))
         entry.replicas = [*entry.replicas, *more][:possible]
@@ -218,7 +221,7 @@ class Table:
     @staticmethod
     def _keys(entry: Deployed) -> list[dict[str, str]]:
         key = str(entry.config.key)
-        return [{"model_key": key, "replica_id": each} for each in entry.replicas]
+        return [{"model_key": key, "replica_id": replica_id} for replica_id in entry.replicas]
 
     def _evict(self, operation: Evict) -> list[dict[str, str]]:
         if operation.model is None:
@@ -227,13 +230,17 @@ class Table:
             )
         entry = self._of(operation.model)
         chosen = [
-            each for each in self._keys(entry) if operation.replica in (None, each["replica_id"])
+            replica
+            for replica in self._keys(entry)
+            if operation.replica in (None, replica["replica_id"])
         ]
         if not chosen:
             raise OperationError(404, f"{operation.model} has no replica {operation.replica}.")
         if operation.cold:
-            gone = {each["replica_id"] for each in chosen}
-            entry.replicas = [each for each in entry.replicas if each not in gone]
+            removed = {replica["replica_id"] for replica in chosen}
+            entry.replicas = [
+                replica_id for replica_id in entry.replicas if replica_id not in removed
+            ]
         else:
             entry.level = "WARM"
         return chosen
@@ -256,16 +263,16 @@ class Table:
     def _list_callbacks(self) -> dict[str, Any]:
         rows = [
             {
-                "request_id": each,
+                "request_id": request_id,
                 "to": "https://example.org/…",
                 "status": "COMPLETED",
-                "state": "given up" if each in self.given_up else "waiting",
+                "state": "given up" if request_id in self.given_up else "waiting",
                 "attempts": 3,
                 "created": 1_700_000_000,
                 "due": 1_700_000_000,
                 "problem": "it answered 500",
             }
-            for each in (*self.given_up, *self.called_again)
+            for request_id in (*self.given_up, *self.called_again)
         ]
         waiting, dead = len(self.called_again), len(self.given_up)
         return {"waiting": waiting, "given_up": dead, "callbacks": rows}
@@ -278,7 +285,7 @@ class Table:
             raise OperationError(
                 404, f"No webhook or mail of a request {operation.request_id!r} is here."
             )
-        self.given_up = [each for each in self.given_up if each not in chosen]
+        self.given_up = [request_id for request_id in self.given_up if request_id not in chosen]
         self.called_again += chosen
         return chosen
 
@@ -322,7 +329,7 @@ class Table:
                 "probe": None,
                 "replicas": [
                     {
-                        "replica_id": each,
+                        "replica_id": replica_id,
                         "node_id": "n1",
                         "level": entry.level,
                         "state": "DEPLOYING" if entry.config.repo_id == "org/slow" else "RUNNING",
@@ -334,7 +341,7 @@ class Table:
                         "total": 100,
                         "request_id": None,
                     }
-                    for each in entry.replicas
+                    for replica_id in entry.replicas
                 ],
             }
 
@@ -348,22 +355,22 @@ class Table:
                     "processor": "BUSY",
                     "running": [
                         {
-                            "request_id": each,
+                            "request_id": request_id,
                             "user": "ann",
                             "replica_id": "r1",
                             "since": 1_700_000_000,
                         }
-                        for each in self.running
+                        for request_id in self.running
                     ],
                     "waiting": [
                         {
-                            "request_id": each,
+                            "request_id": request_id,
                             "user": "bob",
                             "position": place,
                             "received": 1_700_000_000,
                             "expected_start_s": 75.0 if place == 1 else None,
                         }
-                        for place, each in enumerate(self.waiting, 1)
+                        for place, request_id in enumerate(self.waiting, 1)
                     ],
                 }
             ]
@@ -371,8 +378,8 @@ class Table:
 
     def _export(self) -> list[dict[str, Any]]:
         return [
-            {**to_entry(each.config), "replicas": len(each.replicas)}
-            for each in self.deployed.values()
+            {**to_entry(deployment.config), "replicas": len(deployment.replicas)}
+            for deployment in self.deployed.values()
         ]
 
 

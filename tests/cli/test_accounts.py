@@ -51,7 +51,7 @@ def ndif(
 
 
 def invoke(*arguments: str | Path) -> Result:
-    result = click.testing.CliRunner().invoke(cli, [str(each) for each in arguments])
+    result = click.testing.CliRunner().invoke(cli, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
@@ -71,10 +71,10 @@ def test_key_is_created_shown_and_revoked(ndif: Ndif, database: TestDatabase) ->
     assert ndif("tiers", "create", "fast", "--hotswapping", "--weight", "2").stdout == (
         "Tier fast is created.\n"
     )
-    made = ndif("keys", "create", "--user", "ada", "--name", "laptop", "--tier", "fast")
-    assert made.exit_code == 0, made.output
-    assert " of ada is created. It cannot be shown again:\n" in made.stdout
-    key = made.stdout.partition("export NDIF_API_KEY=")[2].split()[0]
+    created = ndif("keys", "create", "--user", "ada", "--name", "laptop", "--tier", "fast")
+    assert created.exit_code == 0, created.output
+    assert " of ada is created. It cannot be shown again:\n" in created.stdout
+    key = created.stdout.partition("export NDIF_API_KEY=")[2].split()[0]
     assert database.sql("SELECT digest FROM ndif_keys") == [
         hashlib.sha256(key.encode()).hexdigest()
     ]
@@ -172,12 +172,12 @@ def test_commands_name_missing_or_invalid_argument(ndif: Ndif) -> None:
         ("users", "show", "eve"),
     ):
         assert "There is no " in error(ndif(*arguments), 4)
-    for arguments, said in (
+    for arguments, expected in (
         (("tiers", "create", "a\nb"), "tier: "),
         (("keys", "create", "--user", "x" * 400), "user: "),
         (("tiers", "create", "x" * 100), "tier: "),
     ):
-        assert said in error(ndif(*arguments), 5)
+        assert expected in error(ndif(*arguments), 5)
     assert "not a JSON object" in error(ndif("tiers", "create", "a", "--limits", "3"), 2)
 
 
@@ -195,9 +195,9 @@ def test_commands_name_missing_or_invalid_argument(ndif: Ndif) -> None:
 )
 def test_commands_that_add_nothing_create_no_database(here: Path, command: tuple[str, ...]) -> None:
     root = here / "sessions"
-    said = error(invoke(*command), 4)
-    assert f"There is no database of API keys at {root / 'accounts.sqlite'}" in said
-    assert "NDIF_SESSION_ROOT" in said
+    message = error(invoke(*command), 4)
+    assert f"There is no database of API keys at {root / 'accounts.sqlite'}" in message
+    assert "NDIF_SESSION_ROOT" in message
     assert not root.exists()
 
 
@@ -210,17 +210,17 @@ def test_keys_list_fails_without_database(here: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("NDIF_DEV_MODE", "true")
     assert "has no database of API keys" in error(invoke("keys", "list"), 5)
     with serving(application(Table())) as url:
-        said = error(invoke("keys", "list", "--url", url, "--token", TOKEN), 5)
-        assert "has no database of API keys" in said
+        message = error(invoke("keys", "list", "--url", url, "--token", TOKEN), 5)
+        assert "has no database of API keys" in message
 
 
 def test_unavailable_database_is_reported_without_password(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NDIF_DATABASE_URL", "postgresql://u:secret@127.0.0.1:1/d")
-    said = error(invoke("keys", "list"), 1)
-    assert "does not answer" in said
-    assert "secret" not in said
+    message = error(invoke("keys", "list"), 1)
+    assert "does not answer" in message
+    assert "secret" not in message
 
 
 def test_account_routes_need_token_and_reject_bad_bodies(tmp_path: Path) -> None:

@@ -18,27 +18,27 @@ NAME = "NDIF_ADMIN_PASSWORD_HASH"
 def test_admin_password_prints_hash_variable_that_server_accepts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = CliRunner().invoke(cli, ["admin", "password"], input="three words nobody knows\n")
-    assert done.exit_code == 0, done.output
-    assert "words" not in done.output
-    name, _, value = done.stdout.strip().removeprefix("export ").partition("=")
+    result = CliRunner().invoke(cli, ["admin", "password"], input="three words nobody knows\n")
+    assert result.exit_code == 0, result.output
+    assert "words" not in result.output
+    name, _, value = result.stdout.strip().removeprefix("export ").partition("=")
     assert name == NAME
     assert value[0] == value[-1] == "'"
-    found = value.strip("'")
-    assert PasswordHasher().verify(found, "three words nobody knows")
-    monkeypatch.setenv(NAME, found)
-    assert Settings().admin_password_hash.get_secret_value() == found
-    done = CliRunner().invoke(
+    digest = value.strip("'")
+    assert PasswordHasher().verify(digest, "three words nobody knows")
+    monkeypatch.setenv(NAME, digest)
+    assert Settings().admin_password_hash.get_secret_value() == digest
+    result = CliRunner().invoke(
         cli, ["admin", "password", "--json"], input="four words nobody knows\n"
     )
-    assert PasswordHasher().verify(json.loads(done.stdout)[NAME], "four words nobody knows")
+    assert PasswordHasher().verify(json.loads(result.stdout)[NAME], "four words nobody knows")
 
 
 @pytest.mark.parametrize("given", ["", "short\n", "x" * 1025 + "\n"])
 def test_too_short_or_too_long_password_is_rejected(given: str) -> None:
-    done = CliRunner().invoke(cli, ["admin", "password"], input=given)
-    assert done.exit_code == 1
-    assert "12 to 1024 characters" in done.output
+    result = CliRunner().invoke(cli, ["admin", "password"], input=given)
+    assert result.exit_code == 1
+    assert "12 to 1024 characters" in result.output
 
 
 @pytest.mark.parametrize("value", ["three words nobody knows", "$2b$12$abc", "=19=65536"])

@@ -55,8 +55,8 @@ def test_admin_routes_are_served_only_on_admin_port(place: Place, gateways: int)
         assert httpx.post(f"{url}{path}", trust_env=False).status_code == 404
     assert 'data-operators="here"' in get(f"{admin}/").text
     assert 'data-operators="elsewhere"' in get(f"{url}/").text
-    found = get(f"{admin}/admin/events", token).json()["events"]
-    assert [each["kind"] for each in found] == ["login", "started"]
+    events = get(f"{admin}/admin/events", token).json()["events"]
+    assert [event["kind"] for event in events] == ["login", "started"]
 
     # No header selects the port.
     named = get(f"{url}/admin/config", token, Host=admin.removeprefix("http://"))
@@ -74,8 +74,8 @@ def test_admin_routes_are_served_only_on_admin_port(place: Place, gateways: int)
     assert admin in place.ndif("info").output
     elsewhere = {"NDIF_SESSION_ROOT": str(place.root / "nowhere")}
     for address, code in ((admin, 0), (url, 4)):
-        done = place.ndif("queue", "--url", address, "--token", token, **elsewhere)
-        assert done.code == code, done
+        result = place.ndif("queue", "--url", address, "--token", token, **elsewhere)
+        assert result.code == code, result
     doctor = place.ndif("doctor", **variables).output
     assert f"port {variables['NDIF_ADMIN_PORT']}" in doctor
     assert place.ndif("stop").code == 0
@@ -83,12 +83,12 @@ def test_admin_routes_are_served_only_on_admin_port(place: Place, gateways: int)
 
 def test_unavailable_admin_port_is_reported(place: Place) -> None:
     same = place.environment["NDIF_API_PORT"]
-    done = place.ndif("start", NDIF_ADMIN_PORT=same)
-    assert done.code == 1
-    assert f"NDIF_ADMIN_PORT must be another port than the server's, {same}." in done.error
+    result = place.ndif("start", NDIF_ADMIN_PORT=same)
+    assert result.code == 1
+    assert f"NDIF_ADMIN_PORT must be another port than the server's, {same}." in result.error
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = place.ndif("start", NDIF_ADMIN_PORT=port)
-    assert done.code == 1
-    assert f"Port {port} is in use. Choose another with NDIF_ADMIN_PORT." in done.error
+        result = place.ndif("start", NDIF_ADMIN_PORT=port)
+    assert result.code == 1
+    assert f"Port {port} is in use. Choose another with NDIF_ADMIN_PORT." in result.error
     assert place.processes() == []

@@ -42,14 +42,14 @@ class Here:
 
     def listed(self, **variables: str) -> dict[str, Any]:
         """Return the answer of `ndif cache list`."""
-        done = self.ndif("cache", "list", "--json", **variables)
-        assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
+        result = self.ndif("cache", "list", "--json", **variables)
+        assert result.returncode == 0, result.stderr
+        answer: dict[str, Any] = json.loads(result.stdout)
         return answer
 
     def states(self) -> dict[str, str | None]:
         """Return the state of each repository in the cache."""
-        return {each["name"]: each["state"] for each in self.listed()["repositories"]}
+        return {row["name"]: row["state"] for row in self.listed()["repositories"]}
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def test_deployed_and_booked_models_stay_in_cache(here: Here, server: StartedSer
     assert f"{here.environment['HF_HOME']}/hub: " in shown.stdout.replace("\n", "")
     assert "no limit" in shown.stdout
     for name, state in ((NAME, "deployed"), (ADAPTER, "booked")):
-        done = here.ndif("cache", "rm", name.upper())
-        assert done.returncode == 5
-        assert done.stderr.endswith(f"Error: {name!r} stays in the cache: it is {state}.\n")
+        result = here.ndif("cache", "rm", name.upper())
+        assert result.returncode == 5
+        assert result.stderr.endswith(f"Error: {name!r} stays in the cache: it is {state}.\n")
     tried = json.loads(here.ndif("cache", "prune", "--to", "0B", "--dry-run", "--json").stdout)
     assert (tried["deleted"], tried["dry_run"]) == ([WIDE], True)
     assert len(here.states()) == 3
@@ -97,7 +97,7 @@ def test_deployed_and_booked_models_stay_in_cache(here: Here, server: StartedSer
 
 
 def test_load_frees_cache_or_is_rejected(here: Here) -> None:
-    sizes = {each["name"]: each["size_bytes"] for each in here.listed()["repositories"]}
+    sizes = {row["name"]: row["size_bytes"] for row in here.listed()["repositories"]}
     assert here.ndif("cache", "rm", WIDE).returncode == 0
     # One repository must be removed: the adapter is neither deployed nor booked.
     limit = str(sizes[NAME] + sizes[ADAPTER] + sizes[WIDE] - 1)
@@ -109,7 +109,9 @@ def test_load_frees_cache_or_is_rejected(here: Here) -> None:
         until(lambda: b'"RUNNING"' in server.get("/status")[1])
         assert here.ndif("deploy", WIDE).returncode == 0
         assert {*here.states()} == {NAME, WIDE}
-        assert any(f"deleted to make room for {WIDE}: {ADAPTER}" in each for each in server.output)
+        assert any(
+            f"deleted to make room for {WIDE}: {ADAPTER}" in printed for printed in server.output
+        )
         refused = here.ndif("deploy", ADAPTER)
         assert refused.returncode == 1
         assert here.ndif("evict", WIDE, "--cold").returncode == 0
@@ -121,13 +123,13 @@ def test_cache_commands_work_without_server(here: Here) -> None:
     assert here.states() == {NAME: None, WIDE: None, ADAPTER: None}
     answer = here.listed(NDIF_CACHE_BYTES="50%")
     assert answer["limit_bytes"] > 0
-    assert answer["total_bytes"] == sum(each["size_bytes"] for each in answer["repositories"])
+    assert answer["total_bytes"] == sum(row["size_bytes"] for row in answer["repositories"])
     for arguments, why in (
         (("prune",), "Give --to SIZE, or set NDIF_CACHE_BYTES."),
         (("prune", "--to", "5x"), "Invalid value for --to: must be a size"),
     ):
-        done = here.ndif("cache", *arguments)
-        assert done.returncode == 2
-        assert why in done.stderr
+        result = here.ndif("cache", *arguments)
+        assert result.returncode == 2
+        assert why in result.stderr
     assert here.ndif("cache", "prune", NDIF_CACHE_BYTES="1B").returncode == 0
     assert here.states() == {}

@@ -61,7 +61,7 @@ def ndif(here: Path, url: str) -> Ndif:
 
 
 def invoke(*arguments: str | Path) -> Result:
-    result = click.testing.CliRunner().invoke(cli, [str(each) for each in arguments])
+    result = click.testing.CliRunner().invoke(cli, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
@@ -86,7 +86,7 @@ def test_deploy_reports_ready_models(ndif: Ndif, table: Table) -> None:
     assert result.exit_code == 0
     assert result.stdout == "org/a is ready: 1 replica.\norg/b is ready: 1 replica.\n"
     assert table.waited_for == [True]
-    assert all(each.config.dedicated for each in table.deployed.values())
+    assert all(deployment.config.dedicated for deployment in table.deployed.values())
 
 
 def test_deploy_keeps_omitted_settings_and_lists_changes(ndif: Ndif, table: Table) -> None:
@@ -105,12 +105,12 @@ def test_every_deployment_setting_has_an_option(ndif: Ndif, table: Table) -> Non
     options = {name.partition("/")[0].removeprefix("--").replace("-", "_") for name, _ in SETTINGS}
     # The checkpoint is an argument, and `--generation` selects the generation.
     assert options == SETTING_NAMES.keys() - {"checkpoint", "runtime", "generations"}
-    done = ndif(
+    result = ndif(
         *("deploy", "org/a", "--dtype", "float32", "--device", "cpu", "--revision", "v2"),
         *("--execution-timeout-seconds", "15m", "--padding-bytes", "1GiB", "--trust-remote-code"),
         *("--size-bytes", "140GB", "--pinned"),
     )
-    assert done.exit_code == 0
+    assert result.exit_code == 0
     (deployed,) = table.deployed.values()
     assert deployed.config == DeploymentConfig(
         "org/a",
@@ -135,7 +135,7 @@ def test_default_value_in_file_counts_as_given(ndif: Ndif, table: Table, here: P
 
 
 @pytest.mark.parametrize(
-    ("arguments", "down_s", "told"),
+    ("arguments", "down_s", "sentence"),
     [
         ([], 12.34, "the model was unavailable while it loaded (12.3s)."),
         (["--no-wait"], 10.0, "the model is unavailable while it loads (10s)."),
@@ -143,13 +143,14 @@ def test_default_value_in_file_counts_as_given(ndif: Ndif, table: Table, here: P
     ],
 )
 def test_deploy_reports_downtime_for_lack_of_memory(
-    ndif: Ndif, table: Table, arguments: list[str], down_s: float | None, told: str
+    ndif: Ndif, table: Table, arguments: list[str], down_s: float | None, sentence: str
 ) -> None:
     table.down_s = down_s
-    said = ndif("deploy", "org/down", *arguments).stdout
+    output = ndif("deploy", "org/down", *arguments).stdout
     verb = "is" if arguments else "was"
-    assert f"There {verb} no memory for old and new replicas of org/down" in said
-    assert told in said
+    assert f"There {verb} no memory for old and new replicas of org/down"
+        in output
+    assert sentence in output
 
 
 def test_no_wait_option_returns_before_model_is_loaded(ndif: Ndif, table: Table) -> None:
@@ -171,8 +172,8 @@ def test_deployment_file_reaches_server_complete(ndif: Ndif, table: Table, here:
     file = here / "models.yaml"
     file.write_text(text)
     answer = printed(ndif("deploy", "--deployment-config", file, "--json"))
-    assert [each["repo_id"] for each in answer["models"]] == ["org/a", "org/b"]
-    assert tuple(each.config for each in table.deployed.values()) == read(text, "")
+    assert [entry["repo_id"] for entry in answer["models"]] == ["org/a", "org/b"]
+    assert tuple(deployment.config for deployment in table.deployed.values()) == read(text, "")
 
 
 def test_checkpoint_argument_needs_absolute_path(ndif: Ndif, table: Table) -> None:
@@ -216,15 +217,15 @@ def test_invalid_deploy_arguments_show_usage(ndif: Ndif, arguments: list[str]) -
 def test_errors_of_deployment_file_name_their_lines(ndif: Ndif, here: Path) -> None:
     file = here / "models.yaml"
     file.write_text("org/a:\n  replicas: 0\norg/b:\n  dedicate: true\n")
-    said = error(ndif("deploy", "--deployment-config", file), 1)
-    assert "line 2: 'org/a': replicas must be at least 1" in said
-    assert "line 4: 'org/b': 'dedicate' is not a setting" in said
+    message = error(ndif("deploy", "--deployment-config", file), 1)
+    assert "line 2: 'org/a': replicas must be at least 1" in message
+    assert "line 4: 'org/b': 'dedicate' is not a setting" in message
     assert "cannot be read" in error(ndif("deploy", "--deployment-config", here / "none"), 1)
 
 
 def test_rejection_by_server_exits_with_5(ndif: Ndif) -> None:
-    said = error(ndif("deploy", "org/a", "--generation", "9.9"), 5)
-    assert said == "Error: nnsight 9.9 is not installed here: run `ndif runtime add 9.9`.\n"
+    message = error(ndif("deploy", "org/a", "--generation", "9.9"), 5)
+    assert message == "Error: nnsight 9.9 is not installed here: run `ndif runtime add 9.9`.\n"
     assert "--token" in error(ndif("deploy", "org/a", token="wrong"), 5)
 
 
@@ -244,9 +245,9 @@ def test_model_is_scaled_and_evicted(ndif: Ndif, table: Table) -> None:
 
 def test_evict_all_evicts_every_model(ndif: Ndif, table: Table) -> None:
     ndif("deploy", "org/a", "org/b")
-    said = ndif("evict", "--all").stdout
-    assert said.count("is evicted.") == 2
-    assert said.endswith("org/booked is not evicted: the calendar has it dedicated now.\n")
+    output = ndif("evict", "--all").stdout
+    assert output.count("is evicted.") == 2
+    assert output.endswith("org/booked is not evicted: the calendar has it dedicated now.\n")
     assert not table.deployed
     assert "There was nothing to evict." in ndif("evict", "--all").stdout
     for arguments in ((), ("org/a", "--all"), ("--all", "--replica", "r1")):
@@ -258,9 +259,9 @@ def test_restart_restarts_replicas_of_model(ndif: Ndif) -> None:
     assert ndif("restart", "org/a").stdout.endswith("replica r1 restarts.\n")
     assert ndif("restart", "org/a", "--generation", "0.8").exit_code == 0
     assert "no replica for nnsight 0.7" in error(ndif("restart", "org/a", "--generation", "0.7"), 4)
-    for what in ([], ["broker"]):
+    for subjects in ([], ["broker"]):
         assert "--generation needs a MODEL" in error(
-            ndif("restart", *what, "--generation", "0.8"), 2
+            ndif("restart", *subjects, "--generation", "0.8"), 2
         )
     assert printed(ndif("restart", "org/a", "--json"))["restarted"][0]["replica_id"] == "r1"
 
@@ -300,9 +301,9 @@ def test_remote_server_cannot_be_restarted(ndif: Ndif, table: Table) -> None:
     ids=" ".join,
 )
 def test_missing_target_exits_with_4(ndif: Ndif, arguments: list[str]) -> None:
-    said = error(ndif(*arguments), 4)
-    assert arguments[-1 if arguments[0] == "callbacks" else 1] in said
-    assert said.endswith(".\n")
+    message = error(ndif(*arguments), 4)
+    assert arguments[-1 if arguments[0] == "callbacks" else 1] in message
+    assert message.endswith(".\n")
 
 
 def test_kill_ends_request(ndif: Ndif, table: Table) -> None:
@@ -315,12 +316,12 @@ def test_kill_ends_request(ndif: Ndif, table: Table) -> None:
 
 
 def test_callbacks_are_listed_and_retried(ndif: Ndif, table: Table) -> None:
-    said = ndif("callbacks", "list").stdout
+    output = ndif("callbacks", "list").stdout
     for text in ("0 waiting, 2 given up", "request-4", "https://example.org/…", "it answered 500"):
-        assert text in said
+        assert text in output
     assert len(printed(ndif("callbacks", "list", "--json"))["callbacks"]) == 2
-    said = ndif("callbacks", "retry", "request-4").stdout
-    assert said == "The webhook or mail of request-4 is retried.\n"
+    output = ndif("callbacks", "retry", "request-4").stdout
+    assert output == "The webhook or mail of request-4 is retried.\n"
     assert "1 waiting, 1 given up" in ndif("callbacks", "list").stdout
     assert printed(ndif("callbacks", "retry", "--all", "--json")) == {"retried": ["request-5"]}
     assert ndif("callbacks", "retry", "--all").stdout == "0 webhooks and mails are retried.\n"
@@ -329,9 +330,9 @@ def test_callbacks_are_listed_and_retried(ndif: Ndif, table: Table) -> None:
 
 
 def test_alerts_are_listed_and_tested(ndif: Ndif, table: Table) -> None:
-    said = ndif("alerts", "list").stdout
+    output = ndif("alerts", "list").stdout
     for text in ("store-away", "The broker does not answer", "Resolved: none.", "hooks.slack.com"):
-        assert text in said, text
+        assert text in output, text
     assert len(printed(ndif("alerts", "list", "--json"))["open"]) == 1
     table.incidents = []
     assert "Open: none." in ndif("alerts", "list").stdout
@@ -349,15 +350,15 @@ def test_events_name_operation_and_caller(ndif: Ndif) -> None:
     assert ndif("deploy", "org/a", "--no-wait").exit_code == 0
     assert ndif("scale", "org/a", "2").exit_code == 0
     assert ndif("evict", "org/none").exit_code == 4
-    found = printed(ndif("events", "--json"))["events"]
-    assert [(each["kind"], each["subject"], each["by"]) for each in found] == [
+    events = printed(ndif("events", "--json"))["events"]
+    assert [(event["kind"], event["subject"], event["by"]) for event in events] == [
         ("scaled", "org/a", "command line"),
         ("deployed", "org/a", "command line"),
     ]
     assert len(printed(ndif("events", "--limit", "1", "--json"))["events"]) == 1
-    said = ndif("events", "--kind", "deployed").stdout
-    assert "1 replica for nnsight 0.8." in said
-    assert "scaled" not in said
+    output = ndif("events", "--kind", "deployed").stdout
+    assert "1 replica for nnsight 0.8." in output
+    assert "scaled" not in output
 
 
 @pytest.mark.parametrize("arguments", [[], ["request-4", "--all"]], ids=" ".join)
@@ -368,15 +369,15 @@ def test_callbacks_retry_takes_either_id_or_all(ndif: Ndif, arguments: list[str]
 def test_status_shows_nodes_models_replicas_and_problems(ndif: Ndif, table: Table) -> None:
     assert "No model is deployed." in ndif("status").stdout
     ndif("deploy", "org/a", "org/slow", "--dedicated", "--no-wait")
-    said = ndif("status").stdout
+    output = ndif("status").stdout
     for text in (
         *("this-machine", "GPU 0", "24GiB", "10GiB"),
         *("org/a, dedicated", "0.8", "500MB", "READY", "IDLE", "GPU 0 of this-machine"),
         *("DEPLOYING 25 %", "[one] of the disks is slow."),
     ):
-        assert text in said, text
-    (heading,) = (line for line in said.splitlines() if "nnsight" in line)
-    columns = [each.strip() for each in re.split("[┃│|]", heading) if each.strip()]
+        assert text in output, text
+    (heading,) = (line for line in output.splitlines() if "nnsight" in line)
+    columns = [cell.strip() for cell in re.split("[┃│|]", heading) if cell.strip()]
     assert len(columns) == len(set(columns)) == 9
     assert printed(ndif("status", "--json")) == asyncio.run(table.status())
 
@@ -418,9 +419,9 @@ def test_status_shows_booking_of_undeployed_model(ndif: Ndif, table: Table) -> N
 
 
 def test_queue_lists_each_request(ndif: Ndif, table: Table) -> None:
-    said = ndif("queue").stdout
+    output = ndif("queue").stdout
     for text in ("request-1", "ann", "running", "request-3", "bob", "1m 15s"):
-        assert text in said, text
+        assert text in output, text
     assert printed(ndif("queue", "--json")) == asyncio.run(table.queue())
     table.running.clear()
     table.waiting.clear()
@@ -428,21 +429,21 @@ def test_queue_lists_each_request(ndif: Ndif, table: Table) -> None:
 
 
 def test_jobs_list_shows_waiting_and_ended_jobs(ndif: Ndif) -> None:
-    said = ndif("jobs", "list").stdout
+    output = ndif("jobs", "list").stdout
     for text in ("0d9", "7c0", "ada@example.org", "QUEUED, number 2", "COMPLETED", "4KiB"):
-        assert text in said, said
+        assert text in output, output
     assert len(printed(ndif("jobs", "list", "--json"))["jobs"]) == 2
 
 
 def test_exported_file_can_be_deployed(ndif: Ndif, table: Table, here: Path) -> None:
     ndif("deploy", "org/a", "org/b=/models/b", "--dedicated")
-    before = [each.config for each in table.deployed.values()]
+    before = [deployment.config for deployment in table.deployed.values()]
     file = here / "models.yaml"
     file.write_text(ndif("export").stdout)
     assert yaml.safe_load(file.read_text()) == printed(ndif("export", "--json"))
     table.deployed.clear()
     assert ndif("deploy", "--deployment-config", file, "--sync").exit_code == 0
-    assert [each.config for each in table.deployed.values()] == before
+    assert [deployment.config for deployment in table.deployed.values()] == before
 
 
 def test_env_shows_packages_of_server(ndif: Ndif) -> None:
@@ -457,7 +458,7 @@ def test_info_shows_configuration_of_server(ndif: Ndif, url: str) -> None:
     result = ndif("info", "--config")
     assert f"Configuration of the server at {url}" in result.stdout
     assert "NDIF_RUNNER_POOL" in result.stdout
-    names = [each["name"] for each in printed(ndif("info", "--config", "--json"))["settings"]]
+    names = [setting["name"] for setting in printed(ndif("info", "--config", "--json"))["settings"]]
     assert names[0] == "NDIF_SESSION_ROOT"
 
 
@@ -501,9 +502,9 @@ ASKING = [
 
 @pytest.mark.parametrize("arguments", ASKING, ids=" ".join)
 def test_commands_without_local_server_exit_with_3(here: Path, arguments: list[str]) -> None:
-    said = error(invoke(*arguments), 3)
-    assert said.startswith("Error: No server is running here")
-    assert "`ndif start`" in said
+    message = error(invoke(*arguments), 3)
+    assert message.startswith("Error: No server is running here")
+    assert "`ndif start`" in message
     assert not (here / "sessions").exists()
 
 
@@ -511,8 +512,8 @@ def test_unreachable_address_exits_with_3(here: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        said = error(invoke("status", "--url", f"127.0.0.1:{port}", "--token", "x"), 3)
-    assert f"The server at http://127.0.0.1:{port} does not answer" in said
+        message = error(invoke("status", "--url", f"127.0.0.1:{port}", "--token", "x"), 3)
+    assert f"The server at http://127.0.0.1:{port} does not answer" in message
 
 
 @pytest.mark.parametrize("url", ["http://", "ftp://127.0.0.1", "http://[", "http://127.0.0.1:x"])
@@ -525,8 +526,8 @@ def test_foreign_server_is_reported_as_not_ndif(here: Path) -> None:
         return PlainTextResponse("<html>", 404)
 
     with serving(Starlette(routes=[Route("/{path:path}", page)])) as url:
-        said = error(invoke("status", "--url", url, "--token", "x"), 3)
-    assert "is not an ndif server (HTTP 404)" in said
+        message = error(invoke("status", "--url", url, "--token", "x"), 3)
+    assert "is not an ndif server (HTTP 404)" in message
 
 
 def test_logs_without_session_fail(here: Path) -> None:

@@ -27,16 +27,18 @@ def test_env_file_sets_variables_below_environment(tmp_path: Path) -> None:
         'NDIF_RUNNER_POOL=3\nexport NDIF_SCHEDULE="calendar with spaces.ics"\n'
         "NDIF_API_PORT=9001\nNDIF_PUBLIC_URL=\n"
     )
-    done = ndif("--env-file", file, "info", "--config", "--json", NDIF_API_PORT="9002")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = {each["name"]: each for each in json.loads(done.stdout)["settings"]}
-    assert found["NDIF_RUNNER_POOL"]["value"] == 3
-    assert found["NDIF_SCHEDULE"]["value"] == "calendar with spaces.ics"
-    assert found["NDIF_API_PORT"]["value"] == 9002
-    assert found["NDIF_PUBLIC_URL"]["source"] == "default"
+    process = ndif("--env-file", file, "info", "--config", "--json", NDIF_API_PORT="9002")
+    assert process.returncode == 0, process.stderr
+    settings_by_name: dict[str, Any] = {
+        setting["name"]: setting for setting in json.loads(process.stdout)["settings"]
+    }
+    assert settings_by_name["NDIF_RUNNER_POOL"]["value"] == 3
+    assert settings_by_name["NDIF_SCHEDULE"]["value"] == "calendar with spaces.ics"
+    assert settings_by_name["NDIF_API_PORT"]["value"] == 9002
+    assert settings_by_name["NDIF_PUBLIC_URL"]["source"] == "default"
 
 
 def test_missing_env_file_is_named(tmp_path: Path) -> None:
-    done = ndif("--env-file", tmp_path / "none.env", "version")
-    assert done.returncode == 2
-    assert "none.env" in done.stderr
+    process = ndif("--env-file", tmp_path / "none.env", "version")
+    assert process.returncode == 2
+    assert "none.env" in process.stderr

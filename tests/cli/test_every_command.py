@@ -31,7 +31,7 @@ def test_every_command_has_json_option() -> None:
     for_people_alone = {
         name
         for name, command in EVERY.items()
-        if "--json" not in [option for each in command.params for option in each.opts]
+        if "--json" not in [option for param in command.params for option in param.opts]
     }
     assert for_people_alone <= SERVES_IN_A_TERMINAL
 

@@ -31,12 +31,12 @@ def place(server_environment: dict[str, str], tmp_path: Path) -> Iterator[Place]
 
 def key_in(file: Path, url: str) -> str:
     """Return the key in `client.env`."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         rf"export NDIF_HOST={re.escape(url)}\nexport NDIF_API_KEY=(ndif_\S{{43}})\n",
         file.read_text(),
     )
-    assert found, file.read_text()
-    return found[1]
+    assert match, file.read_text()
+    return match[1]
 
 
 def holders(root: Path, key: str) -> set[str]:
@@ -50,16 +50,16 @@ def whoami(url: str, key: str) -> Any:
 
 
 def test_first_start_creates_key_that_later_starts_keep(place: Place) -> None:
-    said = place.start("--port", free_port(), **NOTHING)
+    info = place.start("--port", free_port(), **NOTHING)
     file = place.root / "client.env"
-    assert said["client_file"] == str(file)
+    assert info["client_file"] == str(file)
     assert file.stat().st_mode & 0o777 == 0o600
-    key = key_in(file, said["url"])
-    assert key not in str(said)
+    key = key_in(file, info["url"])
+    assert key not in str(info)
     me = {"email": pwd.getpwuid(os.geteuid()).pw_name, "tags": ["hotswapping", "gated"]}
-    assert whoami(said["url"], key) == me
+    assert whoami(info["url"], key) == me
     headers = {"nnsight-version": "0.8.1"}
-    refused = httpx.post(f"{said['url']}/request", headers=headers, verify=False)
+    refused = httpx.post(f"{info['url']}/request", headers=headers, verify=False)
     assert (refused.status_code, "API key" in refused.json()["detail"]) == (401, True)
     assert place.ndif("stop").code == 0
     # No log and no other file holds the key.
@@ -73,7 +73,7 @@ def test_first_start_creates_key_that_later_starts_keep(place: Place) -> None:
 
 def test_first_key_is_shown_only_on_terminal(place: Place) -> None:
     ours, theirs = pty.openpty()
-    done = subprocess.run(
+    process = subprocess.run(
         [NDIF, "start", "--detach", "--port", free_port()],
         env={**os.environ, **place.environment, **NOTHING, "COLUMNS": "300"},
         stdout=theirs,
@@ -81,12 +81,12 @@ def test_first_key_is_shown_only_on_terminal(place: Place) -> None:
         text=True,
     )
     shown = os.read(ours, 65536).decode()
-    assert done.returncode == 0, done.stderr
-    found = re.search(r"export NDIF_API_KEY=(\S+)", shown)
-    assert found, shown
-    key = found[1]
+    assert process.returncode == 0, process.stderr
+    match = re.search(r"export NDIF_API_KEY=(\S+)", shown)
+    assert match, shown
+    key = match[1]
     assert f"export NDIF_API_KEY={key}\n" in (place.root / "client.env").read_text()
-    assert key not in done.stderr
+    assert key not in process.stderr
     assert place.ndif("stop").code == 0
     # Without a terminal, the output names only the file.
     again = place.ndif("start", "--detach", "--port", free_port(), **NOTHING)
@@ -101,19 +101,19 @@ def test_failed_start_keeps_key_for_next_start(place: Place) -> None:
     lines = place.root / "client.env"
     key = lines.read_text().partition("NDIF_API_KEY=")[2].strip()
     assert key.encode() not in failed.stdout + failed.stderr
-    said = place.start("--port", free_port(), **NOTHING)
-    assert key_in(lines, said["url"]) == key
-    assert whoami(said["url"], key)["tags"] == ["hotswapping", "gated"]
+    info = place.start("--port", free_port(), **NOTHING)
+    assert key_in(lines, info["url"]) == key
+    assert whoami(info["url"], key)["tags"] == ["hotswapping", "gated"]
 
 
 def test_named_database_gets_no_first_key(place: Place, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/named.sqlite"
-    said = place.start("--port", free_port(), NDIF_DATABASE_URL=url)
-    assert said["client_file"] is None
+    info = place.start("--port", free_port(), NDIF_DATABASE_URL=url)
+    assert info["client_file"] is None
     assert not (place.root / "client.env").exists()
-    made = place.read("keys", "create", "--user", "ada")
-    assert whoami(said["url"], made["api_key"])["email"] == "ada"
-    assert place.ndif("keys", "revoke", made["id"][:6]).code == 0
+    new_key = place.read("keys", "create", "--user", "ada")
+    assert whoami(info["url"], new_key["api_key"])["email"] == "ada"
+    assert place.ndif("keys", "revoke", new_key["id"][:6]).code == 0
 
 
 def test_open_access_beyond_loopback_needs_insecure_option(place: Place) -> None:

@@ -31,7 +31,7 @@ def test_service_is_healthy_while_it_runs(place: Place) -> None:
     assert json.loads(place.ndif("healthz", "--json").output) == {"healthy": False, "checks": {}}
 
     assert place.ndif("start", "broker", "--detach", **broker).code == 0
-    found = place.ndif("healthz", **broker)
-    assert (found.code, found.output) == (0, "Healthy: broker.\n")
+    result = place.ndif("healthz", **broker)
+    assert (result.code, result.output) == (0, "Healthy: broker.\n")
     assert place.ndif("stop", "--services", **broker).code == 0
     assert place.ndif("healthz", **broker).code == 1

@@ -24,8 +24,8 @@ COMPRESSED = zstandard.ZstdCompressor(level=1, threads=2, write_checksum=True).c
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    with served(Laboratory(), tmp_path) as found:
-        yield found
+    with served(Laboratory(), tmp_path) as base_url:
+        yield base_url
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def test_truncated_result_is_not_written(
     download: Download, file: Path, before: bytes, size: int
 ) -> None:
     file.write_text("an earlier download")
-    said = error(download(before + COMPRESSED[:size]), 1)
-    assert "The result is truncated" in said
+    message = error(download(before + COMPRESSED[:size]), 1)
+    assert "The result is truncated" in message
     assert file.read_text() == "an earlier download"
     assert [*file.parent.iterdir()] == [file]
 
@@ -125,10 +125,10 @@ def test_job_without_stored_result_reports_reason(download: Download, file: Path
 def test_operator_token_cannot_read_results_of_users(tmp_path: Path, file: Path) -> None:
     with served(Laboratory(), tmp_path, operators=OPERATORS) as url:
         ran = invoke("jobs", "result", DONE[:6], "-o", file, "--url", url, "--token", TOKEN)
-    said = error(ran, 5)
-    assert f"Only its user can download the result of job {DONE}" in said
-    assert "--key" in said
-    assert "nnsight" not in said
+    message = error(ran, 5)
+    assert f"Only its user can download the result of job {DONE}" in message
+    assert "--key" in message
+    assert "nnsight" not in message
 
 
 @pytest.mark.process

@@ -22,20 +22,24 @@ COMMANDS = sorted(cli.list_commands(None))  # type: ignore[attr-defined]
 
 
 def test_help_imports_no_unneeded_modules(tmp_path: Path) -> None:
-    found = modules_of_commands(tmp_path, [(command, "--help") for command in COMMANDS])
-    for (command, _), _, printed in found:
+    imported_by_command = modules_of_commands(
+        tmp_path, [(command, "--help") for command in COMMANDS]
+    )
+    for (command, _), _, printed in imported_by_command:
         assert f"Usage: python -m ndif {command}" in printed
     unneeded = (*HEAVY, *SERVING, "httpx", "rich", "yaml")
-    assert surplus([(line[0], imported) for line, imported, _ in found], unneeded) == []
+    assert (
+        surplus([(line[0], imported) for line, imported, _ in imported_by_command], unneeded) == []
+    )
 
 
 def test_launch_modules_import_no_model_plane() -> None:
-    found = modules_imported_in_turn(
+    imported_by_line = modules_imported_in_turn(
         "ndif.launch.start", "ndif.launch.preflight", "ndif.launch.run_folder"
     )
-    assert "ndif" in found[0][1]
+    assert "ndif" in imported_by_line[0][1]
     # socketio imports redis if redis is installed.
-    assert surplus(found, {*HEAVY} - {"redis"}) == []
+    assert surplus(imported_by_line, {*HEAVY} - {"redis"}) == []
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_trace_option_prints_only_trace(ndif: Ndif) -> None:
 
 
 def test_json_output_contains_module_tree(ndif: Ndif) -> None:
-    told: dict[str, Any] = printed(ndif(GPT2, "--json"))
-    assert told["tree"]["class"] == "GPT2LMHeadModel"
+    answer: dict[str, Any] = printed(ndif(GPT2, "--json"))
+    assert answer["tree"]["class"] == "GPT2LMHeadModel"
 
 
 def test_unmeasured_and_unknown_models_have_message(ndif: Ndif) -> None:

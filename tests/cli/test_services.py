@@ -116,32 +116,32 @@ def port_of(variables: dict[str, str]) -> int:
 
 
 def refused(place: Place, *arguments: str, **variables: str) -> str:
-    done = place.ndif("start", *arguments, **variables)
-    assert (done.code, done.output) == (1, ""), done
+    result = place.ndif("start", *arguments, **variables)
+    assert (result.code, result.output) == (1, ""), result
     assert not place.root.exists() or [path.name for path in place.root.iterdir()] == [".lock"]
     assert place.processes() == []
-    return done.error
+    return result.error
 
 
 def test_own_broker_starts_and_stops_with_server(place: Place, broker: dict[str, str]) -> None:
-    said = place.start(**broker)
+    info = place.start(**broker)
     assert accepts(port_of(broker))
-    (found,) = place.read("info")["services"].items()
-    assert found[0] == "broker"
-    assert found[1]["whose"] == "of this session"
-    assert found[1]["answers"] is True
-    assert "secret" not in (Path(said["session"]) / "config.json").read_text()
+    (session_service,) = place.read("info")["services"].items()
+    assert session_service[0] == "broker"
+    assert session_service[1]["whose"] == "of this session"
+    assert session_service[1]["answers"] is True
+    assert "secret" not in (Path(info["session"]) / "config.json").read_text()
     assert place.read("queue") == {"models": []}
-    job = send(said["url"], "no/model", b"x")
+    job = send(info["url"], "no/model", b"x")
     # A restart in place keeps the data and the queue.
     for service in ("broker", "dispatcher", "api"):
         restarted = place.ndif("restart", service)
         assert (restarted.code, restarted.output) == (0, f"The {service} has restarted.\n"), (
             restarted
         )
-    assert place.read("info")["pid"] == said["pid"]
+    assert place.read("info")["pid"] == info["pid"]
     # A service that ends at its start is not reported as restarted.
-    data = Path(said["session"]) / "data"
+    data = Path(info["session"]) / "data"
     damaged = {"broker": data / "broker" / "redis.conf", "api": data / "processes" / "config.json"}
     for service, file in damaged.items():
         content = file.read_text()
@@ -149,7 +149,7 @@ def test_own_broker_starts_and_stops_with_server(place: Place, broker: dict[str,
         failed = place.ndif("restart", service, shows_log=True)
         assert (failed.code, failed.output) == (1, ""), failed
         assert f"The {service} restarted, but ended before it was ready." in failed.error
-        assert f"{said['session']}/logs/{service}/output.log ends with:" in failed.error
+        assert f"{info['session']}/logs/{service}/output.log ends with:" in failed.error
         assert ("Bad directive" if service == "broker" else "JSONDecodeError") in failed.error
         file.write_text(content)
         # The command succeeds independently of the supervisor's own retries.
@@ -162,12 +162,12 @@ def test_own_broker_starts_and_stops_with_server(place: Place, broker: dict[str,
     assert place.ndif("stop").code == 0
     assert not accepts(port_of(broker))
     until(lambda: not place.processes(), lambda: str(place.processes()))
-    assert not (Path(said["session"]) / "data").exists()
+    assert not (Path(info["session"]) / "data").exists()
 
 
 def test_killed_server_leaves_no_service(place: Place, unlocked: dict[str, str]) -> None:
     """The broker requires a generated password if the operator chose none."""
-    said, broker = place.start(**unlocked), unlocked
+    info, broker = place.start(**unlocked), unlocked
     with pytest.raises(AuthenticationError):
         Redis(port=port_of(broker)).ping()
     (file,) = passwords(place)
@@ -176,13 +176,15 @@ def test_killed_server_leaves_no_service(place: Place, unlocked: dict[str, str])
         assert kept.stat().st_mode & 0o777 == 0o600
     redis = Redis(port=port_of(broker), password=file.read_text().strip())
     place.read("queue")  # so that there are events and answers
-    found = [file.read_text().strip(), secret.read_text().strip()]
+    secret_texts = [file.read_text().strip(), secret.read_text().strip()]
     stored = [redis.get(key) for key in redis.scan_iter() if redis.type(key) == b"string"]
     shown = [everything_read_by_ps(place), place.ndif("logs").output, place.ndif("info").output]
     shown += [place.ndif("info", "--config").output, place.ndif("logs", "broker").output]
-    assert not any(one in text for one in found for text in (*shown, repr(stored)))
-    os.kill(said["pid"], signal.SIGKILL)
-    until(lambda: started_at(said["pid"]) is None)
+    assert not any(
+        secret_text in text for secret_text in secret_texts for text in (*shown, repr(stored))
+    )
+    os.kill(info["pid"], signal.SIGKILL)
+    until(lambda: started_at(info["pid"]) is None)
     until(lambda: not place.processes(), lambda: str(place.processes()))
     assert not accepts(port_of(broker))
     # The next broker has another password.
@@ -204,17 +206,17 @@ def test_running_broker_is_shared_and_keeps_running(
         Redis(port=port).config_set("requirepass", "of-its-own")
         assert "asks for a password" in refused(place, NDIF_BROKER_URL=redis.url)
         Redis(port=port, password="of-its-own").config_set("requirepass", "")
-        said = refused(place, NDIF_BROKER_URL=redis.url)
-        found = re.search(r"^ *export (NDIF_CLUSTER_SECRET)=(\S{40,})$", said, re.MULTILINE)
-        assert found, said
-        variables = {"NDIF_BROKER_URL": redis.url, found[1]: found[2]}
+        message = refused(place, NDIF_BROKER_URL=redis.url)
+        match = re.search(r"^ *export (NDIF_CLUSTER_SECRET)=(\S{40,})$", message, re.MULTILINE)
+        assert match, message
+        variables = {"NDIF_BROKER_URL": redis.url, match[1]: match[2]}
         started = place.start(**variables)
         assert place.read("info")["services"]["broker"]["whose"] == "not of this session"
         assert "started no broker" in place.ndif("logs", "broker").error
         until(lambda: place.ndif("status").code == 0)
         assert "Set the same one" in refused(other, NDIF_BROKER_URL=redis.url)
-        said = refused(other, **{**variables, found[1]: "of some other server"})
-        assert "has another NDIF_CLUSTER_SECRET" in said
+        message = refused(other, **{**variables, match[1]: "of some other server"})
+        assert "has another NDIF_CLUSTER_SECRET" in message
         elsewhere = other.start(**variables)
         # The leader and the other host's gateway trust each other.
         assert other.read("status")["nodes"] == place.read("status")["nodes"]
@@ -224,10 +226,10 @@ def test_running_broker_is_shared_and_keeps_running(
         forged = a_request(subscription_id=None, trusted=True)
         Redis(port=redis.port).xadd("queue", {"request": encode_request(forged)})
         until(lambda: response(started["url"], forged.id).get("status") == "ERROR")
-        said = response(started["url"], forged.id)["description"]
-        assert "without the signature of one of this server's gateways" in said
+        message = response(started["url"], forged.id)["description"]
+        assert "without the signature of one of this server's gateways" in message
         assert "of the queue is refused" in place.ndif("logs", "dispatcher").output
-        assert found[2] not in (Path(started["session"]) / "config.json").read_text()
+        assert match[2] not in (Path(started["session"]) / "config.json").read_text()
         assert other.ndif("stop").code == 0
         assert place.ndif("stop").code == 0
         assert redis.command("ping") == "PONG"
@@ -248,9 +250,9 @@ def test_broker_reachable_from_other_machines_needs_password(tmp_path: Path) -> 
         address = probe.getsockname()[0]
     with RedisServer(tmp_path, "--bind", address, HOST, "--protected-mode", "no") as redis:
         url = f"redis://{address}:{redis.port}/0"
-        with pytest.raises(ServiceError, match="every machine that reaches it") as said:
+        with pytest.raises(ServiceError, match="every machine that reaches it") as raised:
             find_broker(Settings(broker_url=url), may_start=True)
-        assert "NDIF_ALLOW_OPEN_BROKER=true" in str(said.value)
+        assert "NDIF_ALLOW_OPEN_BROKER=true" in str(raised.value)
         # A password for one user does not close the broker for the default user.
         redis.command("acl", "setuser", "friend", "on", ">secret", "~*", "&*", "+@all")
         with_friend = Settings(broker_url=url.replace("redis://", "redis://friend:secret@"))
@@ -271,36 +273,38 @@ def test_failed_service_stops_services_started_before_it(
 ) -> None:
     store["NDIF_OBJECT_STORE_ACCESS_KEY"] = "broken"
     for detach in ([], ["--detach"]):
-        said = refused(place, *detach, **broker, **store)
-        assert f"The object-store at {store['NDIF_OBJECT_STORE_URL']} did not come up" in said
-        assert "the drive is on fire" in said
+        message = refused(place, *detach, **broker, **store)
+        assert f"The object-store at {store['NDIF_OBJECT_STORE_URL']} did not come up" in message
+        assert "the drive is on fire" in message
         assert not accepts(port_of(broker))
 
 
 def test_standalone_services_outlive_server(
     place: Place, broker: dict[str, str], store: dict[str, str]
 ) -> None:
-    said = place.ndif("start", "api", "--detach", **broker, **store)
-    assert "`ndif start broker` starts one there" in said.error
-    assert "`ndif start object-store` starts a MinIO there" in said.error
+    result = place.ndif("start", "api", "--detach", **broker, **store)
+    assert "`ndif start broker` starts one there" in result.error
+    assert "`ndif start object-store` starts a MinIO there" in result.error
     for word in ("object-store", "broker"):
-        done = place.ndif("start", word, "--detach", **broker, **store)
-        assert done.code == 0, done
-        said = place.ndif("start", word, **broker, **store).error
-        assert re.search(rf"An? {word} is running already .* with `ndif stop --services`", said)
-    found = place.read("info")["services"]
-    assert {name: each["answers"] for name, each in found.items()} == {
+        started = place.ndif("start", word, "--detach", **broker, **store)
+        assert started.code == 0, started
+        result = place.ndif("start", word, **broker, **store).error
+        assert re.search(rf"An? {word} is running already .* with `ndif stop --services`", result)
+    services = place.read("info")["services"]
+    assert {name: service["answers"] for name, service in services.items()} == {
         "broker": True,
         "object-store": True,
     }
-    done = place.ndif("stop")
-    assert done.code == 3
-    assert f"The object-store at {store['NDIF_OBJECT_STORE_URL']} and the broker at " in done.error
-    assert "still run; `ndif stop --services` stops them." in done.error
-    assert all(accepts(port_of(each)) for each in (broker, store))
+    started = place.ndif("stop")
+    assert started.code == 3
+    assert (
+        f"The object-store at {store['NDIF_OBJECT_STORE_URL']} and the broker at " in started.error
+    )
+    assert "still run; `ndif stop --services` stops them." in started.error
+    assert all(accepts(port_of(url)) for url in (broker, store))
     assert place.ndif("stop", "--services", "--url", "http://elsewhere").code == 2
-    done = place.ndif("stop", "--services")
-    assert [line.split()[1] for line in done.output.splitlines()] == ["object-store", "broker"]
+    started = place.ndif("stop", "--services")
+    assert [line.split()[1] for line in started.output.splitlines()] == ["object-store", "broker"]
     assert not accepts(port_of(broker))
     assert not accepts(port_of(store))
     assert place.ndif("stop", "--services").code == 3
@@ -312,14 +316,14 @@ def test_standalone_broker_keeps_queue_after_server_stops(
     broker = unlocked
     assert place.ndif("start", "broker", "--detach", **broker).code == 0
     assert passwords(place)
-    said = place.start("api", **broker)
-    job = send(said["url"], NAME, b"opaque")
-    done = place.ndif("stop", **broker)
-    assert done.code == 0
+    info = place.start("api", **broker)
+    job = send(info["url"], NAME, b"opaque")
+    result = place.ndif("stop", **broker)
+    assert result.code == 0
     left = f"The broker at redis://127.0.0.1:{port_of(broker)}/0 still runs; "
-    assert done.output.splitlines()[-1] == f"{left}`ndif stop --services` stops it."
-    said = place.ndif("start", "api", "--detach", **broker).output
-    assert "a machine that joins this server's Ray cluster, needs:" in said
+    assert result.output.splitlines()[-1] == f"{left}`ndif stop --services` stops it."
+    info = place.ndif("start", "api", "--detach", **broker).output
+    assert "a machine that joins this server's Ray cluster, needs:" in info
     until(lambda: place.ndif("kill", job).code == 0)  # the next server has the job
     assert place.ndif("stop", "--services").code == 0
     assert not accepts(port_of(broker))
@@ -339,39 +343,39 @@ def test_worker_with_cluster_secret_joins_ray_head(
     place.start(**everything)
     secret = (place.root / "cluster_secret").read_text().strip()
     assert secret not in everything_read_by_ps(place)
-    assert [each["answers"] for each in place.read("info")["services"].values()] == [True] * 3
+    assert [service["answers"] for service in place.read("info")["services"].values()] == [True] * 3
     with contextlib.contextmanager(a_place)(server_environment, tmp_path / "worker") as worker:
         assert "does not admit this machine" in refused(worker, "--worker", **everything)
         everything["NDIF_CLUSTER_SECRET"] = secret
-        done = worker.ndif("start", "--worker", "--detach", **everything)
-        assert done.code == 0, done
-        assert done.output.startswith("A worker of the cluster at"), done
+        result = worker.ndif("start", "--worker", "--detach", **everything)
+        assert result.code == 0, result
+        assert result.output.startswith("A worker of the cluster at"), result
         assert "A worker of the cluster at" in worker.ndif("logs", "ray").output
-        said = worker.ndif("start", "--worker", **everything).error
-        assert "A worker is running already" in said
+        message = worker.ndif("start", "--worker", **everything).error
+        assert "A worker is running already" in message
         record = worker.read("info")
         assert record["node_type"] == "worker"
         until(lambda: len(place.read("status")["nodes"]) == 2, lambda: str(place.read("status")))
         assert "Ray runtime started." in worker.ndif("logs", "ray").output
         assert worker.ndif("queue").code == 3
-        done = worker.ndif("stop")
-        assert done.output.startswith("The worker of the cluster at"), done
+        result = worker.ndif("stop")
+        assert result.output.startswith("The worker of the cluster at"), result
         until(lambda: not worker.processes(), lambda: str(worker.processes()))
     assert place.ndif("stop").code == 0
     until(lambda: not place.processes(), lambda: str(place.processes()))
-    assert not any(accepts(port_of(one)) for one in (broker, store, ray))
+    assert not any(accepts(port_of(url)) for url in (broker, store, ray))
 
 
 # Problems
 
 
 def test_variables_name_missing_required_variables(place: Place) -> None:
-    said = refused(place, NDIF_API_WORKERS="2", NDIF_RAY_ADDRESS="auto")
-    assert "NDIF_API_WORKERS=2 needs NDIF_BROKER_URL" in said
-    assert "need NDIF_BROKER_URL and NDIF_OBJECT_STORE_URL" in said
-    said = refused(place, "--worker")
-    assert "A worker joins the cluster that NDIF_RAY_ADDRESS names" in said
-    assert "need NDIF_BROKER_URL and NDIF_OBJECT_STORE_URL" in said
+    message = refused(place, NDIF_API_WORKERS="2", NDIF_RAY_ADDRESS="auto")
+    assert "NDIF_API_WORKERS=2 needs NDIF_BROKER_URL" in message
+    assert "need NDIF_BROKER_URL and NDIF_OBJECT_STORE_URL" in message
+    message = refused(place, "--worker")
+    assert "A worker joins the cluster that NDIF_RAY_ADDRESS names" in message
+    assert "need NDIF_BROKER_URL and NDIF_OBJECT_STORE_URL" in message
     assert "NDIF_BROKER_URL gives its address" in refused(place, "broker")
 
 
@@ -380,20 +384,20 @@ def test_missing_programs_are_named_with_install_command(
 ) -> None:
     nothing = {**broker, **store, **ray, "PATH": "/nowhere"}
     nothing["NDIF_RAY_TEMP_DIR"] = f"/tmp/{'x' * 60}"
-    said = refused(place, **nothing)
-    assert "minio is not installed" in said
-    assert "conda install -c conda-forge minio-server" in said
-    assert "quay.io/minio/minio server /data" in said
-    assert "bytes too long: a socket of Ray" in said
+    message = refused(place, **nothing)
+    assert "minio is not installed" in message
+    assert "conda install -c conda-forge minio-server" in message
+    assert "quay.io/minio/minio server /data" in message
+    assert "bytes too long: a socket of Ray" in message
 
 
 def test_broker_with_eviction_policy_is_rejected(place: Place, tmp_path: Path) -> None:
     with RedisServer(tmp_path, "--maxmemory-policy", "allkeys-lru") as redis:
-        said = refused(place, NDIF_BROKER_URL=redis.url)
-        assert "maxmemory-policy allkeys-lru" in said
-        assert "config set maxmemory-policy noeviction" in said
+        message = refused(place, NDIF_BROKER_URL=redis.url)
+        assert "maxmemory-policy allkeys-lru" in message
+        assert "config set maxmemory-policy noeviction" in message
 
 
 def test_unreachable_remote_broker_is_not_started(place: Place) -> None:
-    said = refused(place, NDIF_BROKER_URL="redis://broker.invalid:6379/0")
-    assert "Nothing answers at redis://broker.invalid:6379/0 (NDIF_BROKER_URL)" in said
+    message = refused(place, NDIF_BROKER_URL="redis://broker.invalid:6379/0")
+    assert "Nothing answers at redis://broker.invalid:6379/0 (NDIF_BROKER_URL)" in message

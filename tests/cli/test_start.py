@@ -55,36 +55,36 @@ class Place:
         """Run a command to its end; only the end of a log may contain a traceback."""
         variables = {**os.environ, **without_keys({**self.environment, **variables})}
         if kernel:
-            done = subprocess.run(
+            process = subprocess.run(
                 without(kernel, NDIF, *arguments), env=variables, capture_output=True, text=True
             )
         else:
-            done = ndif(*arguments, environment=variables)
-        assert shows_log or "Traceback" not in done.stderr, done.stderr
-        return Done(done.returncode, done.stdout, without_waits(done.stderr))
+            process = ndif(*arguments, environment=variables)
+        assert shows_log or "Traceback" not in process.stderr, process.stderr
+        return Done(process.returncode, process.stdout, without_waits(process.stderr))
 
     def read(self, *arguments: str | Path) -> Any:
         """Return the JSON of a successful command."""
-        done = self.ndif(*arguments, "--json")
-        assert done.code == 0, done
-        return json.loads(done.output)
+        result = self.ndif(*arguments, "--json")
+        assert result.code == 0, result
+        return json.loads(result.output)
 
     def start(self, *arguments: str | Path, **variables: str) -> dict[str, Any]:
         """Start a detached server."""
-        done = self.ndif("start", "--detach", "--json", *arguments, **variables)
-        assert done.code == 0, done
-        said: dict[str, Any] = json.loads(done.output)
-        return said
+        result = self.ndif("start", "--detach", "--json", *arguments, **variables)
+        assert result.code == 0, result
+        info: dict[str, Any] = json.loads(result.output)
+        return info
 
     def processes(self) -> list[str]:
         """Return the command lines of all live processes of this place."""
         mark = f"{MARK}={self.environment[MARK]}".encode()
-        found = []
+        commands = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append((folder / "cmdline").read_text().replace("\0", " "))
-        return found
+                    commands.append((folder / "cmdline").read_text().replace("\0", " "))
+        return commands
 
     def sessions(self) -> list[str]:
         """Return the names of its sessions."""
@@ -100,9 +100,9 @@ class Done:
     error: str
 
 
-def without_waits(said: str) -> str:
+def without_waits(errors: str) -> str:
     """Return a command's output without the messages about waiting, which appear on busy machines."""
-    return re.sub(r"^Waiting for .* …\n", "", said, flags=re.MULTILINE)
+    return re.sub(r"^Waiting for .* …\n", "", errors, flags=re.MULTILINE)
 
 
 def free_port() -> str:
@@ -149,8 +149,8 @@ def served(
 
 
 def models(place: Place) -> dict[str, Any]:
-    found = place.read("status")["models"]
-    return {model["repo_id"]: model for model in found}
+    rows = place.read("status")["models"]
+    return {model["repo_id"]: model for model in rows}
 
 
 def states(place: Place, name: str = NAME) -> list[str]:
@@ -180,45 +180,45 @@ def test_server_reports_address_and_protects_session_files(served: Place) -> Non
 
 def test_models_named_at_start_are_dedicated(served: Place) -> None:
     assert models(served)[NAME]["dedicated"] is True
-    said = served.ndif("status").output
-    assert f"{NAME}, dedicated" in said
-    assert "IDLE" in said
+    output = served.ndif("status").output
+    assert f"{NAME}, dedicated" in output
+    assert "IDLE" in output
 
 
 def test_second_server_is_rejected(served: Place) -> None:
     before = served.sessions()
     for arguments in ([], ["--detach"], ["--port", free_port()]):
-        done = served.ndif("start", *arguments)
-        assert done.code == 1
+        result = served.ndif("start", *arguments)
+        assert result.code == 1
         assert re.match(
-            r"Error: A server is running already at http://\S+ \(process \d+\)", done.error
+            r"Error: A server is running already at http://\S+ \(process \d+\)", result.error
         )
     assert served.sessions() == before
     assert states(served) == ["RUNNING"]
 
 
 def test_model_is_deployed_scaled_exported_and_evicted(served: Place, tiny_gpt2: Path) -> None:
-    done = served.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--replicas", "2")
-    assert (done.code, done.output) == (0, f"{SECOND} is ready: 2 replicas.\n"), done
+    result = served.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--replicas", "2")
+    assert (result.code, result.output) == (0, f"{SECOND} is ready: 2 replicas.\n"), result
     assert states(served, SECOND) == ["RUNNING", "RUNNING"]
 
-    (told,) = served.read("scale", SECOND, "1")["models"]
-    assert len(told["replicas"]) == 1
+    (scaled,) = served.read("scale", SECOND, "1")["models"]
+    assert len(scaled["replicas"]) == 1
     exported = yaml.safe_load(served.ndif("export").output)
     assert {entry["repo_id"] for entry in exported} == {NAME, SECOND}
 
     file = served.root.parent / "models.yaml"
     file.write_text(yaml.safe_dump([entry for entry in exported if entry["repo_id"] == NAME]))
-    done = served.ndif("deploy", "--deployment-config", file, "--sync")
-    assert done.code == 0, done
+    result = served.ndif("deploy", "--deployment-config", file, "--sync")
+    assert result.code == 0, result
     assert "RUNNING" not in states(served, SECOND)
     assert states(served) == ["RUNNING"]
 
 
 def test_deploy_of_missing_model_fails(served: Place) -> None:
-    done = served.ndif("deploy", "test-org/none")
-    assert done.code == 1
-    assert re.match("Error: .*test-org/none", done.error), done
+    result = served.ndif("deploy", "test-org/none")
+    assert result.code == 1
+    assert re.match("Error: .*test-org/none", result.error), result
     assert states(served) == ["RUNNING"]
 
 
@@ -230,8 +230,8 @@ def test_request_leaves_one_log_line(served: Place) -> None:
 
     def lines() -> list[str]:
         # With one process, the dispatcher has the same log.
-        told = served.ndif("logs", "dispatcher", "-n", "1000").output.splitlines()
-        return [line for line in told if f"id={job} " in line]
+        log_lines = served.ndif("logs", "dispatcher", "-n", "1000").output.splitlines()
+        return [line for line in log_lines if f"id={job} " in line]
 
     until(lambda: bool(lines()))
     (line,) = lines()
@@ -242,12 +242,12 @@ def test_request_leaves_one_log_line(served: Place) -> None:
 
 def test_unique_prefix_selects_replica(served: Place) -> None:
     (replica,) = models(served)[NAME]["replicas"]
-    said = served.ndif("status").output
-    assert f" {replica['replica_id'][:6]} " in said
-    assert replica["replica_id"] not in said
-    assert "IDLE" in said
-    told = served.ndif("evict", NAME, "--replica", replica["replica_id"][:6])
-    assert (told.code, told.output.split()[-3:]) == (
+    output = served.ndif("status").output
+    assert f" {replica['replica_id'][:6]} " in output
+    assert replica["replica_id"] not in output
+    assert "IDLE" in output
+    evicted = served.ndif("evict", NAME, "--replica", replica["replica_id"][:6])
+    assert (evicted.code, evicted.output.split()[-3:]) == (
         0,
         [replica["replica_id"][:6], "is", "evicted."],
     )
@@ -262,8 +262,8 @@ def test_missing_target_exits_with_4(served: Place) -> None:
 
 def test_restart_replaces_replica(served: Place) -> None:
     (before,) = models(served)[NAME]["replicas"]
-    (told,) = served.read("restart", NAME)["restarted"]
-    assert told["replica_id"] == before["replica_id"]
+    (restarted,) = served.read("restart", NAME)["restarted"]
+    assert restarted["replica_id"] == before["replica_id"]
     until(lambda: states(served) == ["RUNNING"])
     (after,) = models(served)[NAME]["replicas"]
     assert after["replica_id"] != before["replica_id"]
@@ -273,16 +273,16 @@ def test_remote_commands_need_address_and_token(served: Place, tmp_path: Path) -
     info = served.read("info")
     elsewhere = {"NDIF_SESSION_ROOT": str(tmp_path)}
     asked = ["queue", "--json", "--url", info["url"], "--token"]
-    done = served.ndif(*asked, f"@{info['folder']}/token", **elsewhere)
-    assert done.code == 0
-    assert json.loads(done.output)["models"][0]["repo_id"] == NAME
+    result = served.ndif(*asked, f"@{info['folder']}/token", **elsewhere)
+    assert result.code == 0
+    assert json.loads(result.output)["models"][0]["repo_id"] == NAME
     assert served.ndif(*asked, "wrong", **elsewhere).code == 5
     assert served.ndif("queue", **elsewhere).code == 3
 
 
 def test_info_shows_configuration_of_server_not_of_caller(served: Place) -> None:
-    done = served.ndif("info", "--config", "--json", NDIF_RUNNER_POOL="9")
-    values = {each["name"]: each for each in json.loads(done.output)["settings"]}
+    result = served.ndif("info", "--config", "--json", NDIF_RUNNER_POOL="9")
+    values = {setting["name"]: setting for setting in json.loads(result.output)["settings"]}
     assert values["NDIF_RUNNER_POOL"]["source"] == "default"
     assert values["NDIF_SESSION_ROOT"]["value"] == str(served.root)
 
@@ -291,52 +291,53 @@ def test_info_shows_configuration_of_server_not_of_caller(served: Place) -> None
 
 
 def test_stopped_server_leaves_log(place: Place) -> None:
-    said = place.start()
+    info = place.start()
     following = subprocess.Popen(
         [NDIF, "logs", "-f"],
         env={**os.environ, **place.environment},
         stdout=subprocess.PIPE,
         text=True,
     )
-    done = place.ndif("stop")
-    assert (done.code, done.output) == (0, f"The server at {said['url']} has stopped.\n")
-    assert started_at(said["pid"]) is None
+    result = place.ndif("stop")
+    assert (result.code, result.output) == (0, f"The server at {info['url']} has stopped.\n")
+    assert started_at(info["pid"]) is None
     output, _ = following.communicate(timeout=PATIENCE_S)
-    assert output.splitlines()[0].endswith(f"Serving at {said['url']}")
+    assert output.splitlines()[0].endswith(f"Serving at {info['url']}")
     assert output.splitlines()[-1].endswith("Stopped")
     until(lambda: not place.processes(), lambda: str(place.processes()))
     assert not (place.root / "current").is_symlink()
     assert place.ndif("logs", "-n", "1").output.endswith("Stopped\n")
     assert place.ndif("stop").code == 3
-    assert not (Path(said["session"]) / "token").exists()
+    assert not (Path(info["session"]) / "token").exists()
 
 
 def test_stop_falls_back_to_signal_with_wrong_token(place: Place) -> None:
-    said = place.start()
-    (Path(said["session"]) / "token").write_text("another")
+    info = place.start()
+    (Path(info["session"]) / "token").write_text("another")
     assert place.ndif("status").code == 5
     assert json.loads(place.ndif("stop", "--json").output)["how"] == "signal"
-    assert started_at(said["pid"]) is None
+    assert started_at(info["pid"]) is None
 
 
 def test_next_server_takes_over_from_killed_server(place: Place) -> None:
-    said = place.start()
-    job = send(said["url"], NAME, b"opaque")
-    os.kill(said["pid"], signal.SIGKILL)
-    until(lambda: started_at(said["pid"]) is None)
+    info = place.start()
+    job = send(info["url"], NAME, b"opaque")
+    os.kill(info["pid"], signal.SIGKILL)
+    until(lambda: started_at(info["pid"]) is None)
     for command in ("status", "stop", "info"):
         assert place.ndif(command).code == 3
-    done = place.ndif("start", "--detach")
-    assert done.code == 0, done
-    name = Path(said["session"]).name
+    result = place.ndif("start", "--detach")
+    assert result.code == 0, result
+    name = Path(info["session"]).name
     assert (
-        f"The server of {name} ended without shutting down; this one takes its place." in done.error
+        f"The server of {name} ended without shutting down; this one takes its place."
+        in result.error
     )
     assert place.read("info")["session_id"] != name
     assert place.ndif("logs").output.count("Serving at") == 1
     assert len(place.ndif("logs", "-n", "1").output.splitlines()) == 1
     # An accepted job still waits for its model.
-    poll = f"{said['url']}/response/{job}"
+    poll = f"{info['url']}/response/{job}"
     assert httpx.get(poll).json()["status"] in ("QUEUED", "PROVISIONING", "DEPLOYING")
     assert place.ndif("kill", job).code == 0
     assert httpx.get(poll).json()["status"] == "ERROR"
@@ -363,22 +364,22 @@ def send(url: str, model: str, payload: bytes) -> str:
 
 
 def test_restart_keeps_models_and_environment(place: Place, tiny_gpt2: Path) -> None:
-    said = place.start("api", NDIF_RUNNER_POOL="3")
+    info = place.start("api", NDIF_RUNNER_POOL="3")
     assert place.ndif("deploy", f"{SECOND}={tiny_gpt2}", "--dedicated", "--no-wait").code == 0
     # Loading is fast, so a shorter job might end before the server does.
     lasts = lasting(TransformersModel(str(tiny_gpt2), task="text-generation"))
-    waiting = send(said["url"], SECOND, lasts)
-    done = place.ndif("restart", "--json", NDIF_RUNNER_POOL="5")
-    assert done.code == 0, done
-    assert "ignores the values here of NDIF_RUNNER_POOL." in done.error
-    again = json.loads(done.output)
+    waiting = send(info["url"], SECOND, lasts)
+    result = place.ndif("restart", "--json", NDIF_RUNNER_POOL="5")
+    assert result.code == 0, result
+    assert "ignores the values here of NDIF_RUNNER_POOL." in result.error
+    again = json.loads(result.output)
     poll = f"{again['url']}/response/{waiting}"
     assert httpx.get(poll).json()["status"] not in ("ERROR", "COMPLETED")
     # The restart keeps the argument `api`, which starts no services.
     assert json.loads(Path(again["session"], "config.json").read_text())["arguments"][0] == "api"
-    assert again["url"] == said["url"]
-    assert again["pid"] != said["pid"]
-    assert started_at(said["pid"]) is None
+    assert again["url"] == info["url"]
+    assert again["pid"] != info["pid"]
+    assert started_at(info["pid"]) is None
     assert place.read("info")["settings"]["NDIF_RUNNER_POOL"] == 3
     assert models(place)[SECOND]["dedicated"] is True
     until(lambda: states(place, SECOND) == ["RUNNING"], lambda: str(place.ndif("logs")))
@@ -409,11 +410,11 @@ def test_booked_model_is_downloaded_before_booking_begins(place: Place, tmp_path
 
 def test_server_on_all_interfaces_is_reachable_by_hostname(place: Place) -> None:
     address = "--host", "0.0.0.0", "--insecure"
-    done = place.ndif("start", "--detach", *address, NDIF_SANDBOX="best-effort")
-    assert "untrusted code runs without full confinement" in done.error
+    result = place.ndif("start", "--detach", *address, NDIF_SANDBOX="best-effort")
+    assert "untrusted code runs without full confinement" in result.error
     assert place.ndif("stop").code == 0
-    said = place.start(*address)
-    assert httpx.URL(said["url"]).host == socket.gethostname()
+    info = place.start(*address)
+    assert httpx.URL(info["url"]).host == socket.gethostname()
     assert place.read("queue") == {"models": []}
     assert place.ndif("stop").code == 0
 
@@ -433,12 +434,12 @@ class Foreground:
     def until(self, text: str) -> str:
         """Read its output up to the line with `text`."""
         assert self.process.stdout is not None
-        said = ""
+        output = ""
         for line in self.process.stdout:
-            said += line
+            output += line
             if text in line:
-                return said
-        raise AssertionError(said)
+                return output
+        raise AssertionError(output)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -446,12 +447,12 @@ def test_foreground_server_prints_instructions_and_stops_on_signal(
     place: Place, number: signal.Signals
 ) -> None:
     server = Foreground(place)
-    said = server.until("Ctrl-C stops it")
+    output = server.until("Ctrl-C stops it")
     url = f"http://127.0.0.1:{place.environment['NDIF_API_PORT']}"
-    assert f"Serving at {url}. In your client:" in said
-    assert f"export NDIF_HOST={url}" in said
-    assert "ndif deploy" in said
-    assert f"Log: {place.root}/{place.sessions()[0]}/logs/api/output.log" in said
+    assert f"Serving at {url}. In your client:" in output
+    assert f"export NDIF_HOST={url}" in output
+    assert "ndif deploy" in output
+    assert f"Log: {place.root}/{place.sessions()[0]}/logs/api/output.log" in output
     assert place.read("info")["pid"] == server.process.pid
     server.process.send_signal(number)
     assert "Stopped." in server.until("Stopped.")
@@ -472,11 +473,11 @@ def test_foreground_server_is_stopped_from_another_terminal(place: Place) -> Non
 def refused(place: Place, *arguments: str | Path, kernel: str = "", **variables: str) -> str:
     """Return the error of a server that must not start, and check that nothing remains."""
     for detach in ([], ["--detach"]):
-        done = place.ndif("start", *detach, *arguments, kernel=kernel, **variables)
-        assert (done.code, done.output) == (1, ""), done
+        result = place.ndif("start", *detach, *arguments, kernel=kernel, **variables)
+        assert (result.code, result.output) == (1, ""), result
         assert not place.root.exists()
         assert place.processes() == []
-    return done.error
+    return result.error
 
 
 def test_start_reports_all_problems_at_once(place: Place, tmp_path: Path) -> None:
@@ -486,14 +487,14 @@ def test_start_reports_all_problems_at_once(place: Place, tmp_path: Path) -> Non
     keys.write_text("keys: [{key: long-enough, tags: [king]}]")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = refused(
+        message = refused(
             place,
             *("--port", port, "--deployment-config", file, "./nothing"),
             NDIF_API_KEYS=str(keys),
             NDIF_DEPLOYMENTS="two words",
             kernel="landlock",
         )
-    assert said.startswith("Error: The server cannot start:\n")
+    assert message.startswith("Error: The server cannot start:\n")
     for problem in (
         f"Port {port} is in use.",
         "it lacks Landlock",
@@ -502,7 +503,7 @@ def test_start_reports_all_problems_at_once(place: Place, tmp_path: Path) -> Non
         "'two words'",
         "./nothing is a folder",
     ):
-        assert problem in said, said
+        assert problem in message, message
 
 
 def test_start_reports_single_problem_as_sentence(place: Place, tmp_path: Path) -> None:
@@ -511,15 +512,15 @@ def test_start_reports_single_problem_as_sentence(place: Place, tmp_path: Path) 
         f"Error: {file} cannot be read: No such file or directory.\n"
     )
     file.write_text("org/b:\n  runtime: '0.5'\n")
-    said = refused(place, "--deployment-config", file)
-    assert "nnsight 0.5, which is not installed. ndif serves nnsight 0.8, 0.7, 0.6." in said
-    assert "runtime add" not in said
+    message = refused(place, "--deployment-config", file)
+    assert "nnsight 0.5, which is not installed. ndif serves nnsight 0.8, 0.7, 0.6." in message
+    assert "runtime add" not in message
 
 
 @pytest.mark.parametrize("root", ["/proc/sessions", "/dev/null/sessions"])
 def test_unwritable_session_root_is_rejected(place: Place, root: str) -> None:
-    said = refused(place, NDIF_SESSION_ROOT=root)
-    assert re.search(rf"{root}.*NDIF_SESSION_ROOT", said), said
+    message = refused(place, NDIF_SESSION_ROOT=root)
+    assert re.search(rf"{root}.*NDIF_SESSION_ROOT", message), message
 
 
 def test_invalid_variable_is_named(place: Place) -> None:
@@ -527,9 +528,9 @@ def test_invalid_variable_is_named(place: Place) -> None:
 
 
 def test_json_option_needs_detach(place: Place) -> None:
-    done = place.ndif("start", "--json")
-    assert done.code == 2
-    assert "Usage: ndif start" in done.error
+    result = place.ndif("start", "--json")
+    assert result.code == 2
+    assert "Usage: ndif start" in result.error
 
 
 FAILS = """
@@ -545,21 +546,21 @@ cli(["start", *sys.argv[1:]])
 
 @pytest.mark.parametrize("detach", [True, False])
 def test_failed_start_is_rolled_back(place: Place, detach: bool) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", FAILS, *(["--detach"] if detach else [])],
         env={**os.environ, **without_keys(place.environment)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "the disk is on fire" in done.stderr
+    assert process.returncode == 1
+    assert process.stdout == ""
+    assert "the disk is on fire" in process.stderr
     if detach:
-        assert "Error: The server did not come up. The end of its log:" in done.stderr
+        assert "Error: The server did not come up. The end of its log:" in process.stderr
     else:
-        said = without_waits(done.stderr)
-        assert said == "Error: The server did not come up: the disk is on fire.\n"
+        message = without_waits(process.stderr)
+        assert message == "Error: The server did not come up: the disk is on fire.\n"
     assert [path.name for path in place.root.iterdir()] == [".lock"]
     assert place.processes() == []
     place.start()

@@ -1,4 +1,4 @@
-"""Starts what the tests talk to: a server by its command line, and clients of each generation."""
+"""Servers started by their command line, and client processes of each generation."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from tests.waiting import PATIENCE_S
 CLIENTS = Path(__file__).parent
 
 _SCENARIO_S = 2 * PATIENCE_S
-"""Bound of a scenario, in seconds: beyond that of each of its waits."""
+"""Bound of a scenario, in seconds: more than the bound of each wait in it."""
 _LAST_WORDS_S = 10.0
 """Seconds for the output of a client that has ended: a process that it started may hold the pipe."""
 
 CHEAP_TLS = {"SSL_CERT_FILE": str(CLIENTS / "nobody.pem")}
-"""Clients read every certificate there is for each of their HTTP requests, which takes 30 ms of a core, and
-here none of them is ever needed: one that nobody has the key of. Calls by the tests themselves share
-theirs (`tests.http`)."""
+"""Variables that replace all certificates with a single one, whose key nobody has.
+
+Clients read all certificates for each HTTP request, which takes 30 ms of a core, and these tests need none.
+Calls by the tests themselves share a TLS context (`tests.http`)."""
 
 STARTED_ANEW = {"PYTHONPATH": ""}
-"""A server that starts, with all its processes, as those of users do: its start or memory is looked at."""
+"""Variables of a server whose start or memory is measured: its processes start as in production."""
 
 
 def scenarios(module: str) -> list[str]:
-    """The scenarios of a module, without importing it: this process has no client in it."""
+    """Return the names of a module's scenarios without an import: this process must not import a client."""
     tree = ast.parse((CLIENTS / f"{module}.py").read_text())
     return [
         node.name
@@ -52,33 +53,33 @@ def scenarios(module: str) -> list[str]:
 
 
 def model_processes(server: int) -> list[int]:
-    """Return the processes of a server that hold models, which it or its fork servers started."""
-    found = []
+    """Return the model processes that a server or its fork servers started."""
+    pids = []
     for child in children(server):
         command = Path(f"/proc/{child}/cmdline").read_text().split("\0")
         if OPTION in command:
-            found += model_processes(child)
+            pids += model_processes(child)
         elif "ndif.runtime" in command:
-            found.append(child)
-    return found
+            pids.append(child)
+    return pids
 
 
 class LocalServer:
     """`ndif local start …`, as a user starts it."""
 
     command: tuple[str, ...] = ("local", "start")
-    known: ClassVar[deque[LocalServer]] = deque(maxlen=16)
-    """The servers that this process has started last."""
+    recent: ClassVar[deque[LocalServer]] = deque(maxlen=16)
+    """The last servers that this process has started."""
 
     def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
         self.environment = environment
         self.output: deque[str] = deque(maxlen=500)
         self.process = self._popen(arguments)
         self.url = ""
-        self.said_at = 0.0
-        """When the server's last line came, on the monotonic clock."""
-        self.known.append(self)
-        self._said = threading.Event()
+        self.printed_at = 0.0
+        """Time of the server's last line, on the monotonic clock."""
+        self.recent.append(self)
+        self._announced = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _popen(self, arguments: tuple[str, ...]) -> subprocess.Popen[str] | ForkedProcess:
@@ -98,20 +99,20 @@ class LocalServer:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.output.append(line.rstrip())
-            self.said_at = time.monotonic()
-            if found := re.search(r"Serving at (http://\S+?)\. ", line):
-                self.url = found[1]
-                self._said.set()
-        self._said.set()
+            self.printed_at = time.monotonic()
+            if match := re.search(r"Serving at (http://\S+?)\. ", line):
+                self.url = match[1]
+                self._announced.set()
+        self._announced.set()
 
     def ready(self) -> LocalServer:
-        """Wait until it serves."""
-        assert self._said.wait(PATIENCE_S), "the server said nothing"
+        """Wait until the server serves; return it."""
+        assert self._announced.wait(PATIENCE_S), "the server printed no line"
         assert self.url, "\n".join(self.output)
         return self
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """An HTTP GET: status and body."""
+        """Return the status and body of an HTTP GET."""
         try:
             with urllib.request.urlopen(self.url + path) as response:
                 return response.status, response.read()
@@ -119,7 +120,7 @@ class LocalServer:
             return error.code, error.read()
 
     def stop(self, number: int = signal.SIGINT) -> int:
-        """End it as Ctrl-C does; its exit code."""
+        """End the server with a signal, by default like Ctrl-C; return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
@@ -137,7 +138,7 @@ class StartedServer(LocalServer):
         super().__init__("--port", str(port), *arguments, environment=without_keys(environment))
 
     def processes(self) -> set[int]:
-        """Ids of the model processes below the server."""
+        """Return the ids of the server's model processes."""
         return {*model_processes(self.process.pid)}
 
 
@@ -145,7 +146,7 @@ class StartedServer(LocalServer):
 def _client_server() -> ForkServer:
     """Return the fork server of clients in this process.
 
-    nnsight, of which there are several, reads variables and is imported by each client itself.
+    It does not import nnsight: its version differs between clients, and it reads variables at import.
     """
     imported = (
         "torch",
@@ -165,7 +166,7 @@ def _client_server() -> ForkServer:
 
 
 class Client:
-    """One generation's client process; another once that one has ended or hung."""
+    """One generation's client process; a new process replaces one that ended or hung."""
 
     def __init__(self, module: str, name: str, folder: Path, environment: dict[str, str]) -> None:
         self._arguments = (module, name, str(folder))
@@ -199,17 +200,17 @@ class Client:
         return answer
 
     def run(self, scenario: str) -> None:
-        """Run one scenario; its failure is this test's."""
+        """Run one scenario; raise AssertionError if it fails."""
         try:
             failed = self._run(scenario)
         except AssertionError:
             self._process.wait()
-            self._start()  # for those who come after
+            self._start()  # for later tests
             raise
         assert failed is None, f"{failed}\n--- client's output ---\n" + "\n".join(self._errors)
 
     def _run(self, scenario: str) -> object:
-        """Why it failed; None if it did not."""
+        """Return the traceback of a failed scenario, otherwise None."""
         self._process.stdin.write(scenario + "\n")
         self._process.stdin.flush()
         patience = threading.Timer(_SCENARIO_S, self._process.kill)

@@ -1,4 +1,4 @@
-"""Work of researchers with nnsight 0.8, run remotely and in this process: the values must be equal."""
+"""Blocks of researchers with nnsight 0.8, run remotely and in this process: the values must be equal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = "Madison Square Garden is in"
 
 
 class Context:
-    """The model without weights, which runs remotely, and the same with weights, which runs here."""
+    """The model without weights for remote runs, and with weights for runs in this process."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
@@ -35,14 +35,14 @@ class Context:
         self.local = TransformersModel(folder, task="text-generation", dispatch=True)
 
     def same(self, block: Callable[[Any, bool], Any]) -> Any:
-        """Run `block(model, remote)` both ways; the remote values, which equal the local ones."""
+        """Run `block(model, remote)` remotely and locally; return the values, which must be equal."""
         remote, local = block(self.remote, True), block(self.local, False)
         assert_equal(remote, local)
         return remote
 
 
 def error_of(run: Callable[[], Any]) -> str:
-    """The message of the RemoteError that `run` must raise."""
+    """Return the message of the RemoteError that `run` must raise."""
     return str(raised(run, RemoteError))
 
 
@@ -63,15 +63,18 @@ def scenario_reads_of_layers_and_logits(context: Context) -> None:
 
 def scenario_plain_python_in_a_block(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
-        scale, found = 3, {}
+        scale, properties = 3, {}
         with model.trace(PROMPT, remote=remote):
             norms = [].save()
             for index, layer in enumerate(model.transformer.h):
                 norms.append(float(layer.output.norm()) * scale)
                 if index == 1:
-                    found = {"shape": tuple(layer.output.shape), "name": f"layer {index}"}.save()
+                    properties = {
+                        "shape": tuple(layer.output.shape),
+                        "name": f"layer {index}",
+                    }.save()
             count = len(norms).save()
-        return [norms, found, count]
+        return [norms, properties, count]
 
     context.same(block)
 
@@ -311,7 +314,7 @@ def scenario_attention_weights_need_eager(context: Context) -> None:
     remote = block(TransformersModel(context.name, **kwargs), True)
     local = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
     assert_equal(remote, local)
-    # The next request does not inherit it.
+    # The next request does not inherit the attention.
     scenario_reads_of_layers_and_logits(context)
 
 
@@ -321,7 +324,7 @@ def scenario_an_adapter_is_applied_to_its_request_alone(context: Context) -> Non
 
     torch.manual_seed(1)
     base = AutoModelForCausalLM.from_pretrained(context.folder)
-    # Not the identity that an adapter starts as.
+    # An untrained adapter is the identity.
     config = peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)
 
     def block(model: Any, remote: bool) -> Any:
@@ -333,14 +336,14 @@ def scenario_an_adapter_is_applied_to_its_request_alone(context: Context) -> Non
         peft.get_peft_model(base, config).save_pretrained(adapter)
         kwargs = {"task": "text-generation", "peft": adapter}
         adapted = block(TransformersModel(context.name, **kwargs), True)
-        here = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
-    assert_equal(adapted, here)
+        local = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
+    assert_equal(adapted, local)
     plain = context.same(block)
     assert not torch.equal(adapted, plain)
 
 
 def adapted_from_a_hub(context: Context) -> None:
-    """For a client that reaches the hub on which the adapter is."""
+    """Run an adapter from a hub that the client reaches."""
 
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):
@@ -349,8 +352,8 @@ def adapted_from_a_hub(context: Context) -> None:
 
     kwargs = {"task": "text-generation", "peft": "test-org/tiny-adapter"}
     adapted = block(TransformersModel(context.name, **kwargs), True)
-    here = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
-    assert_equal(adapted, here)
+    local = block(TransformersModel(context.folder, dispatch=True, **kwargs), False)
+    assert_equal(adapted, local)
     plain = context.same(block)
     assert not torch.equal(adapted, plain)
 
@@ -418,7 +421,7 @@ class Base(torch.nn.Module):
 
 
 class Shifted(Base):
-    """A class that refers to the one above it, twice over."""
+    """A class that refers to its base by `super()`, and to itself."""
 
     def __init__(self, factor: float, shift: float) -> None:
         super().__init__(factor)
@@ -541,14 +544,14 @@ def scenario_non_blocking(context: Context) -> None:
 def scenario_asynchronous(context: Context) -> None:
     model = context.remote
 
-    async def one() -> Any:
+    async def send_one() -> Any:
         backend = AsyncRemoteBackend(model.to_model_key())
         with model.trace(PROMPT, backend=backend):
             hidden = model.transformer.h[1].output.save()
         return (await backend)["hidden"]
 
     async def several() -> Any:
-        return await asyncio.gather(*(one() for _ in range(4)))
+        return await asyncio.gather(*(send_one() for _ in range(4)))
 
     results = asyncio.run(several())
     with context.local.trace(PROMPT):
@@ -569,8 +572,8 @@ def scenario_statuses_in_order(context: Context) -> None:
 
     updates = asyncio.run(watch())
     statuses = [*dict.fromkeys(update.status.value for update in updates[:-1])]
-    # A job that is young is told its last state alone, and before what it prints.
-    before = [each for each in ("QUEUED", "DISPATCHED") if each in statuses]
+    # The client of a young job is sent only its latest status, and before the job's output.
+    before = [status for status in ("QUEUED", "DISPATCHED") if status in statuses]
     assert statuses == [*before, "RUNNING", "LOG", "COMPLETED"], statuses
     assert updates[-3].description == "from the block"
     assert "hidden" in updates[-1]
@@ -603,7 +606,7 @@ def scenario_without_compression(context: Context) -> None:
 
 
 def logged(run: Callable[[RemoteBackend], Any], context: Context) -> list[str]:
-    """The lines of LOG that a job's client gets."""
+    """Return the LOG lines that a job's client gets."""
     lines: list[str] = []
     backend = RemoteBackend(context.remote.to_model_key())
     note = backend.note
@@ -655,7 +658,7 @@ def scenario_nothing_is_saved(context: Context) -> None:
 
 
 def scenario_a_loop_that_outruns_the_model_is_told_each_time(context: Context) -> None:
-    """Python shows a warning of a library's once a process, and a process may serve many jobs."""
+    """Python shows a library's warning once per process, and a process may serve many jobs."""
     model = context.remote
 
     def run(backend: RemoteBackend) -> None:
@@ -743,7 +746,7 @@ def scenario_an_error_in_a_session(context: Context) -> None:
 
 
 def scenario_an_edited_script_is_not_confused_with_the_last(context: Context) -> None:
-    """Two sources under one file name and line, as a script that is edited between runs."""
+    """Two sources with one file name and line, as in a script that is edited between runs."""
     import linecache
 
     from nnsight.tracing import globals as tracing_globals
@@ -838,7 +841,7 @@ def scenario_a_module_the_server_lacks(context: Context) -> None:
 def scenario_the_class_of_a_model(context: Context) -> None:
     key = context.remote.to_model_key()
     for kind in (LanguageModel, VisionLanguageModel):
-        # A kind that stands for TransformersModel names that class; only the task may differ.
+        # An alias of TransformersModel names that class; only the task may differ.
         alias = kind(context.name, task="text-generation")
         assert alias.to_model_key() == key
     with alias.trace(PROMPT, remote=True):
@@ -855,7 +858,7 @@ def scenario_the_class_of_a_model(context: Context) -> None:
     mine = Mine(context.name, task="text-generation")
     message = error_of(lambda: run(mine))
     assert "Mine'. Make 'test-org/tiny-gpt2' with one of them. If yours is a subclass" in message
-    # With the method that the message names it is served.
+    # With the method that the message names, the server accepts the class.
     Mine._remoteable_class = lambda self: TransformersModel
     assert_equal(run(mine), hidden)
 
@@ -878,7 +881,7 @@ def scenario_status_and_comparison(context: Context) -> None:
     assert comparison.packages["torch"]["match"]
     assert comparison.packages["nnsight"]["critical"]
     assert comparison.mismatches == {}
-    # What only the server needs is nothing that a client has to have.
+    # Packages that only the server needs are not compared.
     assert "accelerate" in comparison.packages
     assert "starlette" not in comparison.packages
     assert "torch" in str(comparison)

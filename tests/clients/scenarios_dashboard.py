@@ -1,4 +1,4 @@
-"""Work of a client of nnsight 0.8 whose jobs are looked at, and ended, on the server's dashboard."""
+"""A client of nnsight 0.8 whose jobs a user views and ends on the server's dashboard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROMPT = "The Eiffel Tower is in the city of"
 
 
 class Context:
-    """A model that is on the server alone."""
+    """A model of the server, without weights in this process."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False

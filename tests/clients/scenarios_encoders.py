@@ -1,4 +1,4 @@
-"""Traces of models that do not continue a text, run remotely and in this process."""
+"""Traces of models other than causal language models, run remotely and in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nnsight.schema.config import CONFIG
 
 
 class Context:
-    """Where the model is: a name for a server, a folder here."""
+    """The model on the server, by its name, and in this process, from its folder."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
@@ -19,7 +19,7 @@ class Context:
         self.folder = folder
 
     def both(self, task: str) -> list[tuple[Any, bool]]:
-        """The model there and here, and whether it is there."""
+        """Return the remote and the local model, each with True if it is remote."""
         local = TransformersModel(self.folder, task=task, dispatch=True)
         return [(TransformersModel(self.name, task=task), True), (local, False)]
 
@@ -37,7 +37,7 @@ def scenario_fills_a_mask(context: Context) -> None:
 
 
 def scenario_has_no_text_to_go_on_with(context: Context) -> None:
-    """A model of which a text alone asks too little: it wants what its decoder begins with, too."""
+    """A model that needs more than a text: its decoder needs an input, too."""
     tokens = torch.arange(5)[None]
 
     def block(model: Any, remote: bool) -> Any:

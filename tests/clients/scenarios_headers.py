@@ -1,6 +1,6 @@
-"""Work of researchers with nnsight 0.7 and 0.6, run remotely and in this process, with equal values.
+"""Blocks of researchers with nnsight 0.7 and 0.6, run remotely and in this process, with equal values.
 
-`scenario_07_…` and `scenario_06_…` are of one version alone, and say why.
+`scenario_07_…` and `scenario_06_…` run with one version only; their docstrings say why.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-# Once nnsight has put `.save` on every object, anyio's classes can no longer be made, and an
-# asynchronous client makes them with its first download.
+# Once nnsight has put `.save` on every object, the definition of anyio's classes fails; an asynchronous
+# client defines them at its first download.
 import anyio._backends._asyncio  # noqa: F401
 import httpx
 import nnsight
@@ -50,15 +50,15 @@ VISION = "VisionLanguageModel"
 logger = logging.getLogger("researcher")
 here = Path("notes.txt")
 INLINE = 8 << 20
-"""Up to this many bytes a result comes in the live channel (NDIF_MAX_INLINE_RESULT_BYTES)."""
+"""Largest result that the live channel carries (NDIF_MAX_INLINE_RESULT_BYTES)."""
 
 
 class Context:
-    """The model without weights, which runs remotely, and the same with weights, which runs here."""
+    """The model without weights for remote runs, and with weights for runs in this process."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
-        # Polling without a key is an error of the client's.
+        # The client raises an error if it polls without a key.
         CONFIG.API.APIKEY = ""
         self.version = nnsight.__version__
         self.name = name
@@ -66,14 +66,14 @@ class Context:
         self.local = LanguageModel(folder, dispatch=True)
 
     def same(self, block: Callable[[Any, bool], Any]) -> Any:
-        """Run `block(model, remote)` both ways; the remote values, which equal the local ones."""
+        """Run `block(model, remote)` remotely and locally; return the values, which must be equal."""
         remote, local = block(self.remote, True), block(self.local, False)
         assert_equal(remote, local)
         return remote
 
 
 class Recorder(RemoteBackend):
-    """A client that notes every response, and the form in which its result came."""
+    """A backend that records every response, and the form of its result."""
 
     def __init__(self, context: Context, **options: Any) -> None:
         super().__init__(context.remote.to_model_key(), **options)
@@ -91,27 +91,28 @@ class Recorder(RemoteBackend):
 
     @property
     def statuses(self) -> list[str]:
-        """The status of every response."""
+        """Return the status of every response."""
         return [status for status, _ in self.responses]
 
 
 def error_of(run: Callable[[], Any]) -> str:
-    """The text of the RemoteException that `run` must raise."""
+    """Return the text of the RemoteException that `run` must raise."""
     error = raised(run, RemoteException)
     assert error.tb_string in str(error)
     return str(error.tb_string)
 
 
 def polled(backend: RemoteBackend) -> Any:
-    """The result of a job that was sent with `blocking=False`."""
+    """Return the result of a job that was sent with `blocking=False`."""
     (result,) = until(
-        lambda: [each for each in (backend(),) if each is not None], lambda: backend.job_status
+        lambda: [result for result in (backend(),) if result is not None],
+        lambda: backend.job_status,
     )
     return result
 
 
 def hidden_here(context: Context) -> torch.Tensor:
-    """The value of `model.transformer.h[1].output` for the prompt."""
+    """Return the local value of `model.transformer.h[1].output` for the prompt."""
     with context.local.trace(PROMPT):
         hidden = context.local.transformer.h[1].output.save()
     return hidden
@@ -137,16 +138,16 @@ def scenario_plain_python_in_a_block(context: Context) -> None:
         scale = 3
         with model.trace(PROMPT, remote=remote):
             norms = [].save()
-            found = {}.save()
+            facts = {}.save()
             for index, layer in enumerate(model.transformer.h):
                 hidden = layer.output
                 norms.append(float(hidden.norm()) * scale)
                 if index == 1:
-                    found.update(shape=tuple(hidden.shape), name=f"layer {index}", nothing=None)
+                    facts.update(shape=tuple(hidden.shape), name=f"layer {index}", nothing=None)
             count = len(norms).save()
             word = model.tokenizer.decode(model.lm_head.output[0, -1].argmax()).save()
             also = nnsight.save(word)
-        return [norms, found, count, word, also]
+        return [norms, facts, count, word, also]
 
     context.same(block)
 
@@ -221,7 +222,7 @@ def scenario_source_of_a_forward(context: Context) -> None:
         return [inner, logits]
 
     context.same(block)
-    # The rewritten forward is not there for the next request.
+    # The next request does not use the rewritten forward.
     scenario_reads_of_layers_and_logits(context)
 
 
@@ -341,7 +342,7 @@ def scenario_generate_with_an_iterated_block(context: Context) -> None:
 
 
 def scenario_06_generate_next(context: Context) -> None:
-    """nnsight 0.7.0 asks for a later iteration before it counts them, here as there: nothing is saved."""
+    """nnsight 0.7.0 saves nothing, locally, too: it asks for a later iteration before it counts them."""
 
     def block(model: Any, remote: bool) -> Any:
         with model.generate(PROMPT, max_new_tokens=3, do_sample=False, remote=remote) as tracer:
@@ -383,7 +384,7 @@ def scenario_loop_in_a_session(context: Context) -> None:
 
 
 def traced(model: Any, prompt: str) -> torch.Tensor:
-    """A trace in a function of the user's script."""
+    """Run a trace in a function of the user's script."""
     with model.trace(prompt):
         last = model.lm_head.output[:, -1].save()
     return last
@@ -399,13 +400,13 @@ def scenario_a_function_with_a_trace_in_a_session(context: Context) -> None:
 
 
 def scenario_06_a_function_with_a_trace_is_called_twice_in_a_session(context: Context) -> None:
-    """nnsight 0.7.0 takes such a trace for the outermost and forgets what was saved before, here too."""
+    """nnsight 0.7.0 takes such a trace for the outermost and forgets earlier saved values, locally, too."""
 
     def block(model: Any, remote: bool) -> Any:
         with model.session(remote=remote):
-            one = traced(model, PROMPT).save()
+            first = traced(model, PROMPT).save()
             two = traced(model, OTHER).save()
-        return [one, two]
+        return [first, two]
 
     context.same(block)
 
@@ -441,7 +442,7 @@ def scenario_weights_keep_no_gradient(context: Context) -> None:
 
 
 def cached(model: Any, remote: bool) -> Any:
-    """The outputs of two modules, by a cache."""
+    """Return the outputs of two modules, from a cache."""
     with model.trace(PROMPT, remote=remote) as tracer:
         cache = tracer.cache(modules=[model.transformer.h[0], model.transformer.h[2].mlp]).save()
     return {path: entry.output for path, entry in cache.items()}
@@ -452,7 +453,7 @@ def scenario_07_cache(context: Context) -> None:
 
 
 def scenario_06_cache_cannot_be_read_by_its_client(context: Context) -> None:
-    """nnsight 0.6.3 asks a cache for an attribute while it unpickles it, which asks again, …"""
+    """nnsight 0.6.3 recurses without end: it reads an attribute of a cache during unpickling."""
     raised(lambda: cached(context.remote, True), RecursionError)
     scenario_reads_of_layers_and_logits(context)
 
@@ -532,7 +533,7 @@ def scenario_functions_travel_by_value(context: Context) -> None:
 
 
 class Gain(torch.nn.Module):
-    """A module of the script, with `super()` in each of its methods."""
+    """A module of the script whose methods all call `super()`."""
 
     def __init__(self, gain: float) -> None:
         super().__init__()
@@ -618,14 +619,14 @@ def scenario_a_view_is_not_sent_with_its_storage(context: Context) -> None:
 
 
 def scenario_an_edited_script_is_not_confused_with_the_last(context: Context) -> None:
-    """Two sources under one file name and line, as a script that is edited between runs."""
+    """Two sources with one file name and line, as in a script that is edited between runs."""
     for factor in (2, 3):
         source = (
             "with model.session(remote=True):\n"
             "    with model.trace(PROMPT):\n"
             f"        hidden = (model.transformer.h[1].output * {factor}).save()\n"
         )
-        # Another run of the script is another client.
+        # Each run of the script is a new client.
         Globals.cache.clear()
         linecache.cache["script.py"] = (len(source), None, source.splitlines(True), "script.py")
         scope: dict[str, Any] = {"model": context.remote, "PROMPT": PROMPT}
@@ -637,16 +638,16 @@ def scenario_an_edited_script_is_not_confused_with_the_last(context: Context) ->
 
 
 def logged(backend: Recorder) -> list[str]:
-    """The lines of LOG that a job's client got."""
+    """Return the LOG lines that a job's client got."""
     return [text for status, text in backend.responses if status == "LOG"]
 
 
 def scenario_a_list_outside_the_block_is_filled(context: Context) -> None:
     model, backend = context.remote, Recorder(context)
     results: list[Any] = []
-    seen = [0]
+    counter = [0]
     with model.trace(PROMPT, backend=backend):
-        results.append(model.lm_head.output + seen[0])
+        results.append(model.lm_head.output + counter[0])
     assert results == []
     [line] = logged(backend)
     assert "filled 'results'" in line, line
@@ -667,7 +668,7 @@ def scenario_nothing_is_saved(context: Context) -> None:
 
 
 def polled_before_its_end(context: Context) -> RemoteBackend:
-    """A job whose client asked while it ran. A busy client may ask too late, and sends a longer one."""
+    """Return a job whose client polled while it ran; a busy client may need a longer job for that."""
     for seconds in (1, 8, 64):
         with context.remote.trace(PROMPT, remote=True, blocking=False) as tracer:
             time.sleep(seconds)
@@ -685,7 +686,7 @@ def scenario_non_blocking(context: Context) -> None:
     assert backend.job_status.value in ("RECEIVED", "QUEUED", "DISPATCHED", "RUNNING")
     assert_equal(polled(backend), {"hidden": hidden_here(context)})
     assert backend.job_status.value == "COMPLETED"
-    # Another process needs no more than the id, and may ask more than once.
+    # Another process needs only the id, and may poll repeatedly.
     for _ in range(2):
         again = RemoteBackend(context.remote.to_model_key(), blocking=False, job_id=backend.job_id)
         assert_equal(again(), {"hidden": hidden_here(context)})
@@ -716,10 +717,10 @@ def scenario_poll_of_an_unknown_job(context: Context) -> None:
 
 @contextlib.contextmanager
 def entered() -> Iterator[None]:
-    """A client of 0.7.0 that finds an `async with`; the released one looks at its own code instead.
+    """Repair a client of 0.7.0, which does not find an `async with`; 0.6.3 stays unchanged.
 
-    It takes the first frame above those named `__enter__` for the user's, and there is one named
-    `__aenter__` between. (Of 0.6.3 nothing is changed by this.)
+    The released client takes the first frame above frames named `__enter__` for the user's frame. Its own
+    frame named `__aenter__` is between them.
     """
     entering = Tracer.__aenter__
     code = entering.__code__
@@ -732,20 +733,20 @@ def entered() -> Iterator[None]:
 
 @entered()
 def scenario_asynchronous(context: Context) -> None:
-    """Sessions, each with a live channel of its own; `async with model.trace` fails in either client.
+    """Sessions, each with its own live channel; `async with model.trace` fails in both client versions.
 
-    A trace forgets its model while its request is still to be made.
+    A trace forgets its model before it makes its request.
     """
     model = context.remote
 
-    async def one(factor: int) -> Any:
+    async def send_one(factor: int) -> Any:
         async with model.session(remote=True):
             with model.trace(PROMPT):
                 hidden = (model.transformer.h[1].output * factor).save()
         return hidden
 
     async def several() -> Any:
-        return await asyncio.gather(*(one(factor) for factor in range(1, 4)))
+        return await asyncio.gather(*(send_one(factor) for factor in range(1, 4)))
 
     for factor, hidden in enumerate(asyncio.run(several()), start=1):
         assert_equal(hidden, hidden_here(context) * factor)
@@ -760,13 +761,13 @@ def scenario_asynchronous_error(context: Context) -> None:
             with model.trace(PROMPT):
                 {}["missing"]
 
-    # What is awaited does not pass where the client wraps its errors.
+    # An awaited error bypasses the client's code that wraps errors.
     message = str(raised(lambda: asyncio.run(run()), RemoteException))
     assert frames(message) == [place(run, "PROMPT"), place(run, "missing")], message
 
 
 def scenario_names_that_are_not_used(context: Context) -> None:
-    """Names that a block does not use refuse nothing, and a logger writes to the LOG."""
+    """Names that a block does not use cause no refusal, and a logger writes to the LOG."""
     backend = Recorder(context)
     with context.remote.trace(PROMPT, backend=backend):
         hidden = context.remote.transformer.h[1].output.save()
@@ -792,7 +793,7 @@ def scenario_a_function_that_torch_decorates(context: Context) -> None:
         with model.trace(PROMPT, remote=remote):
             hidden, enabled = centred(model.transformer.h[0].output)
             found = hidden.save()
-            twice = nnsight.save([each.clone() for each in doubled([hidden, found])])
+            twice = nnsight.save([value.clone() for value in doubled([hidden, found])])
             grad = nnsight.save([enabled, torch.is_grad_enabled()])
         return [found, twice, grad]
 
@@ -820,7 +821,7 @@ def scenario_what_a_block_puts_into_a_list_comes_back(context: Context) -> None:
 
 @entered()
 def scenario_a_large_result_of_an_asynchronous_session(context: Context) -> None:
-    """By `async_get_result`."""
+    """The client fetches it with `async_get_result`."""
     model = context.remote
 
     async def run() -> Any:
@@ -834,7 +835,7 @@ def scenario_a_large_result_of_an_asynchronous_session(context: Context) -> None
 
 @contextlib.contextmanager
 def listening() -> Iterator[tuple[str, list[str]]]:
-    """A web server of the user's: its address, and the paths that were asked for."""
+    """A user's web server: yields its address, and the requested paths."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -858,30 +859,30 @@ def listening() -> Iterator[tuple[str, list[str]]]:
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}", asked
         finally:
-            server.shutdown()  # else its thread would look at the closed socket without a pause, for ever
+            server.shutdown()  # otherwise its thread would poll the closed socket without a pause
 
 
 def query(path: str) -> dict[str, str]:
-    """Record the requests below a path."""
+    """Return the query parameters of a path."""
     return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(path).query))
 
 
 def scenario_callback(context: Context) -> None:
     model = context.remote
     with listening() as (url, asked):
-        done = Recorder(context, blocking=False, callback=f"{url}/done")
-        with model.trace(PROMPT, backend=done):
+        completed = Recorder(context, blocking=False, callback=f"{url}/done")
+        with model.trace(PROMPT, backend=completed):
             hidden = model.transformer.h[1].output.save()
         until(lambda: len(asked) == 1)
-        # The result was there before the call.
-        assert_equal(done()["hidden"], hidden_here(context))
+        # The result exists before the webhook is delivered.
+        assert_equal(completed()["hidden"], hidden_here(context))
         failed = Recorder(context, blocking=False, callback=f"{url}/failed")
         with model.trace(PROMPT, backend=failed):
             model.transformer.h[1].output.save()
             {}["missing"]
         until(lambda: len(asked) == 2)
     assert [path.partition("?")[0] for path in asked] == ["/done", "/failed"]
-    assert query(asked[0]) == {"status": "COMPLETED", "id": done.job_id}
+    assert query(asked[0]) == {"status": "COMPLETED", "id": completed.job_id}
     assert query(asked[1]) == {"status": "ERROR", "id": failed.job_id}
 
 
@@ -891,9 +892,9 @@ def scenario_callback_at_every_status(context: Context) -> None:
         with context.remote.trace(PROMPT, backend=backend):
             context.remote.transformer.h[1].output.save()
         until(lambda: {"RUNNING", "COMPLETED"} <= {query(path)["status"] for path in asked})
-    told = [query(path) for path in asked]
-    assert {each["id"] for each in told} == {backend.job_id}
-    statuses = [each["status"] for each in told]
+    updates = [query(path) for path in asked]
+    assert {update["id"] for update in updates} == {backend.job_id}
+    statuses = [update["status"] for update in updates]
     assert len(statuses) == len({*statuses}), statuses
 
 
@@ -928,8 +929,8 @@ def scenario_statuses_in_order(context: Context) -> None:
     with context.remote.trace(PROMPT, backend=backend):
         print("from the block")
         hidden = context.remote.transformer.h[1].output.save()
-    # A job that is young is told its last state alone, and before what it prints.
-    before = [each for each in ("QUEUED", "DISPATCHED") if each in backend.statuses]
+    # The client of a young job is sent only its latest status, and before the job's output.
+    before = [status for status in ("QUEUED", "DISPATCHED") if status in backend.statuses]
     expected = ["RECEIVED", *before, "RUNNING", "LOG", "COMPLETED"]
     assert [*dict.fromkeys(backend.statuses)] == expected, backend.responses
     assert logged(backend) == ["from the block"]
@@ -940,7 +941,7 @@ def scenario_statuses_in_order(context: Context) -> None:
 
 
 def scenario_the_address_of_the_server(context: Context) -> None:
-    """Given with a backend; `trace(backend="http://…")` calls the text in either client."""
+    """The address is an argument of a backend; both client versions would call the text of a `backend="http://…"`."""
     host = CONFIG.API.HOST
     CONFIG.API.HOST = "http://127.0.0.1:9"
     try:
@@ -953,7 +954,7 @@ def scenario_the_address_of_the_server(context: Context) -> None:
 
 
 def scenario_what_the_user_sees(context: Context) -> None:
-    """The client's own display, one line a status; print, warnings and stderr of a block among them."""
+    """The client shows one line per status, and a block's prints, warnings and stderr."""
     shown = io.StringIO()
     CONFIG.APP.REMOTE_LOGGING = True
     try:
@@ -973,10 +974,12 @@ def scenario_what_the_user_sees(context: Context) -> None:
     text = shown.getvalue()
     assert "[RemoteBackend] Payload: " in text
     lines = text.replace("\r\x1b[K", "\n").splitlines()
-    said = ["the shape is (1, 8, 309)", "two", "lines", "for stderr", "UserWarning: careful"]
-    # Lines that wait while the client has one to acknowledge come together.
-    logs = [line for each in lines if (line := each.split(" LOG ")[-1].strip()) in said]
-    assert logs == said, text
+    printed = ["the shape is (1, 8, 309)", "two", "lines", "for stderr", "UserWarning: careful"]
+    # Lines that wait for the client's acknowledgement of an earlier line are sent together.
+    logs = [
+        line for text_line in lines if (line := text_line.split(" LOG ")[-1].strip()) in printed
+    ]
+    assert logs == printed, text
     assert f"[{backend.job_id}] COMPLETED " in text
     for status in ("RECEIVED", "RUNNING"):
         assert f"[{backend.job_id}] {status}" in text, text
@@ -987,7 +990,7 @@ def scenario_what_the_user_sees(context: Context) -> None:
 
 @contextlib.contextmanager
 def uncompressed() -> Iterator[None]:
-    """As `CONFIG.API.COMPRESS = False` in the user's configuration."""
+    """Set `CONFIG.API.COMPRESS = False`, as in the user's configuration."""
     CONFIG.API.COMPRESS = False
     try:
         yield
@@ -996,7 +999,7 @@ def uncompressed() -> Iterator[None]:
 
 
 def small_result(context: Context) -> None:
-    """A small result comes in the live channel."""
+    """Check that a small result comes in the live channel."""
     backend = Recorder(context)
     with context.remote.trace(PROMPT, backend=backend):
         hidden = context.remote.transformer.h[1].output.save()
@@ -1005,10 +1008,10 @@ def small_result(context: Context) -> None:
 
 
 def large_result(context: Context) -> None:
-    """A large one is fetched from an address, whose size is told with it."""
+    """Check that a large result is fetched from an address, and that its size is sent with the address."""
 
     def again() -> list[bytes]:
-        """The result as it was sent; none if it was deleted before a busy client could fetch it again."""
+        """Return the result as sent; [] if it was deleted before a busy client could fetch it again."""
         backend = Recorder(context)
         with context.remote.trace(PROMPT, backend=backend):
             large = context.remote.transformer.h[1].output.repeat(1, 20000, 1).save()
@@ -1044,12 +1047,12 @@ def scenario_without_compression(context: Context) -> None:
 
 
 @contextlib.contextmanager
-def mended() -> Iterator[None]:
-    """A client whose `tracer.local()` works; that of the released ones cannot.
+def fixed_local() -> Iterator[None]:
+    """Repair `tracer.local()`, which fails in released clients.
 
-    They load the function that the server streams with `load(data, model)`, which evaluates
-    `model or {}`; an Envoy has no length, so that is a TypeError, and were it none, an Envoy is not the
-    mapping of persistent objects that is wanted. This is the one line that must be another.
+    They load a streamed function with `load(data, model)`, which evaluates `model or {}`. An Envoy has no
+    length, so this is a TypeError. Without that error, `load` would still need a mapping of persistent
+    objects, and an Envoy is none. Only this line has to change.
     """
     load = serialization.load
 
@@ -1064,7 +1067,7 @@ def mended() -> Iterator[None]:
         assert LocalTracer._send is None
 
 
-@mended()
+@fixed_local()
 def scenario_hybrid_session(context: Context) -> None:
     model = context.remote
     with model.session(remote=True) as session:
@@ -1082,7 +1085,7 @@ def scenario_hybrid_session(context: Context) -> None:
     assert_equal(back, hidden_here(context) - (hidden_here(context) + 1))
 
 
-@mended()
+@fixed_local()
 def scenario_hybrid_trace(context: Context) -> None:
     model = context.remote
     backend = Recorder(context)
@@ -1104,9 +1107,9 @@ def scenario_hybrid_trace(context: Context) -> None:
     assert backend.statuses[-2:] == ["STREAM", "COMPLETED"], backend.statuses
 
 
-@mended()
+@fixed_local()
 def scenario_hybrid_with_large_values(context: Context) -> None:
-    """16 MiB each way: more than the 1 MB that Socket.IO takes by itself, and than an inline result."""
+    """16 MiB each way: more than Socket.IO's default limit of 1 MB, and than an inline result."""
     model = context.remote
     with model.session(remote=True) as session:
         numbers = torch.arange(1 << 21)
@@ -1118,9 +1121,9 @@ def scenario_hybrid_with_large_values(context: Context) -> None:
     assert total == int((numbers.flip(0) * numbers).sum())
 
 
-@mended()
+@fixed_local()
 def scenario_hybrid_whose_local_part_fails(context: Context) -> None:
-    """The error is the client's; the server, left waiting, is free at once."""
+    """The client raises the error; the server, which waits for an answer, is free at once."""
     model = context.remote
 
     def run() -> None:
@@ -1141,7 +1144,7 @@ def scenario_hybrid_whose_local_part_fails(context: Context) -> None:
 
 
 def own_frames(message: str) -> list[tuple[str, int, str, str]]:
-    """The frames of a traceback, which shows nothing of the server's."""
+    """Return the frames of a traceback, which must not show the server's files."""
     assert message.startswith("Traceback (most recent call last):\n"), message
     for secret in ("site-packages", "<nnsight", "src/ndif/", "nnsight/"):
         assert secret not in message, message
@@ -1211,7 +1214,7 @@ def scenario_an_error_in_the_model_names_the_users_lines(context: Context) -> No
     assert own_frames(message)[-2:] == expected, message
 
     def caught() -> None:
-        """An error that a session survives leaves nothing in the next one's text."""
+        """Catch one error and raise another: the second one's text must not mention the first."""
         with model.session(remote=True):
             wrong = torch.ones(2, 3)
             try:
@@ -1227,7 +1230,7 @@ def scenario_an_error_in_the_model_names_the_users_lines(context: Context) -> No
 
 
 def replace(layer: Any, ratio: Any) -> None:
-    """Give a layer an output that the next one cannot take."""
+    """Replace a layer's output with one that the next layer rejects."""
     layer.output = torch.ones(2, 3) * ratio
 
 
@@ -1443,16 +1446,16 @@ def scenario_the_class_of_a_model(context: Context) -> None:
     assert mine.to_model_key() == context.remote.to_model_key()
     assert_equal(run(mine), hidden)
 
-    # The key of a model with images, which this one cannot be made as.
+    # The key of a model with images; this model cannot be made of that class.
     key = VisionLanguageModel._remoteable_model_key
     assert (key.__module__, key.__qualname__.split(".")[0]) == ("nnsight.modeling.vlm", VISION)
     vision = mine.to_model_key().replace("language.LanguageModel", f"vlm.{VISION}")
 
-    def look() -> None:
+    def send_as_vision() -> None:
         with mine.trace(PROMPT, backend=RemoteBackend(vision)):
             mine.transformer.h[0].output.save()
 
-    message = str(raised(look, ConnectionError))
+    message = str(raised(send_as_vision, ConnectionError))
     assert "made with nnsight's LanguageModel, not" in message, message
     assert f"not with 'nnsight.modeling.vlm.{VISION}'. Make" in message, message
     assert "With nnsight 0.8" in message, message
@@ -1480,13 +1483,13 @@ def scenario_status(context: Context) -> None:
 
 @contextlib.contextmanager
 def by_itself() -> Iterator[None]:
-    """Hide the nnsight below this client's, which is an overlay: a user has one alone."""
+    """Hide the nnsight below this client's overlay: a user has only one nnsight."""
     below = Path(httpx.__file__).parents[1]
     path = sys.path
     with tempfile.TemporaryDirectory() as folder:
-        for each in below.iterdir():
-            if not each.name.startswith("nnsight"):
-                Path(folder, each.name).symlink_to(each)
+        for entry in below.iterdir():
+            if not entry.name.startswith("nnsight"):
+                Path(folder, entry.name).symlink_to(entry)
         sys.path = [folder if place == str(below) else place for place in path]
         try:
             yield
@@ -1502,15 +1505,15 @@ def scenario_comparison(context: Context) -> None:
     assert f"Local:  {sys.version.split()[0]}" in text
     assert f"Remote: {sys.version.split()[0]} ✓" in text
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
-    found = {row[0]: row[1:] for row in rows if len(row) == 4}
+    packages = {row[0]: row[1:] for row in rows if len(row) == 4}
     # The version of the package: PyPI's build of torch calls itself 2.13.0+cu130, and its package 2.13.0.
     installed = importlib.metadata.version("torch")
-    assert found["torch"] == [installed, installed, "✓"]
-    assert found["accelerate"][2] == "✓"
-    # The server has 0.7 too, and a client of 0.6 asks in the same words.
+    assert packages["torch"] == [installed, installed, "✓"]
+    assert packages["accelerate"][2] == "✓"
+    # The server has 0.7, too, and a client of 0.6 sends the same request.
     newest = context.version.startswith("0.7")
-    assert found["nnsight"] == [context.version, "0.7.0", "✓" if newest else "⚠ CRITICAL"]
-    assert {row[2] for name, row in found.items() if name != "nnsight"} == {"✓"}, text
+    assert packages["nnsight"] == [context.version, "0.7.0", "✓" if newest else "⚠ CRITICAL"]
+    assert {row[2] for name, row in packages.items() if name != "nnsight"} == {"✓"}, text
     for generation, version in (("0.8", "0.8"), ("0.7", "0.7"), ("0.6", "0.6.3")):
         url = f"{os.environ['NDIF_HOST']}/env?generation={generation}"
         assert httpx.get(url).json()["packages"]["nnsight"].startswith(version)

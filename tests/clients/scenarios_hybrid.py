@@ -1,4 +1,4 @@
-"""Attempts of an untrusted user with a hybrid job of nnsight 0.7, whose block and client converse.
+"""Attacks by hybrid jobs of nnsight 0.7, whose blocks exchange messages with the client.
 
 The server: NDIF_MAX_STREAMED_BYTES=4000000, SOCKETIO_MAX_HTTP_BUFFER_SIZE=2000000 and
 NDIF_EXECUTION_TIMEOUT_SECONDS=20.
@@ -23,14 +23,14 @@ from nnsight import CONFIG, LanguageModel
 from nnsight.intervention.backends import remote as remote_backend
 from nnsight.intervention.backends.remote import RemoteBackend
 from nnsight.schema.response import ResponseModel
-from scenarios_headers import error_of, mended, polled
+from scenarios_headers import error_of, fixed_local, polled
 
 PROMPT = "The Eiffel Tower is in the city of"
 MESSAGE = 1_000_000
 
 
 class Context:
-    """The model without weights: all that a client has."""
+    """The model without weights, as a client has it."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
@@ -39,7 +39,7 @@ class Context:
 
 
 class Wire:
-    """A Socket.IO connection by hand: it reads when it is told to, and says what it likes."""
+    """A Socket.IO connection without a library: a test decides about each read and each message."""
 
     def __init__(self) -> None:
         address = os.environ["NDIF_HOST"].replace("http", "ws", 1)
@@ -51,37 +51,37 @@ class Wire:
         self.session = json.loads(self._socket.recv()[2:])["sid"]
 
     def upload(self, content: bytes, request_id: str) -> None:
-        """A `stream_upload` of this content."""
+        """Send a `stream_upload` of this content."""
         event = ["stream_upload", {"_placeholder": True, "num": 0}, request_id]
         self._socket.send(f"451-{json.dumps(event)}")
         self._socket.send_binary(content)
 
     def statuses(self) -> list[str]:
-        """Read until the job is over, or the connection: what was said of it, the last with its text."""
-        said: list[str] = []
-        while not said or not said[-1].startswith(("COMPLETED", "ERROR")):
+        """Read until the job or the connection ends; return the statuses and descriptions of the job."""
+        statuses: list[str] = []
+        while not statuses or not statuses[-1].startswith(("COMPLETED", "ERROR")):
             try:
                 frame = self._socket.recv()
             except (websocket.WebSocketConnectionClosedException, ConnectionError):
-                return [*said, "CLOSED"]
+                return [*statuses, "CLOSED"]
             if frame == "2":
                 self._socket.send("3")
             elif isinstance(frame, bytes):
                 with contextlib.suppress(OSError, websocket.WebSocketException):  # it may be closed
-                    self._socket.send("431[]")  # the acknowledgement without which nothing follows
+                    self._socket.send("431[]")  # the server waits for this acknowledgement
                 response = ResponseModel.unpickle(frame)
-                said.append(f"{response.status.name} {response.description}")
+                statuses.append(f"{response.status.name} {response.description}")
             elif not frame:
-                return [*said, "CLOSED"]
-        return said
+                return [*statuses, "CLOSED"]
+        return statuses
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._socket.close()
 
 
 class ByHand(RemoteBackend):
-    """Sends a request for a connection made by hand, and waits for nothing."""
+    """Sends a request for a `Wire`, and does not wait for its result."""
 
     def __init__(self, context: Context, wire: Wire) -> None:
         super().__init__(context.remote.to_model_key())
@@ -94,7 +94,7 @@ class ByHand(RemoteBackend):
 
 
 def asking_without_end(context: Context, wire: Wire) -> str:
-    """A job that streams a megabyte at a time, and goes on as soon as it is answered; its id."""
+    """Send a job that streams a megabyte at a time, and continues after each answer; return its id."""
     backend = ByHand(context, wire)
     with context.remote.session(backend=backend) as session:
         numbers = torch.zeros(250_000)
@@ -106,7 +106,7 @@ def asking_without_end(context: Context, wire: Wire) -> str:
 
 
 def waiting(context: Context, wire: Wire) -> str:
-    """A job that asks nothing and sleeps; its id."""
+    """Send a job that streams no function and sleeps; return its id."""
     backend = ByHand(context, wire)
     with context.remote.session(backend=backend):
         import time
@@ -117,13 +117,13 @@ def waiting(context: Context, wire: Wire) -> str:
 
 
 def answered(context: Context) -> None:
-    """An ordinary job, which comes back at once."""
+    """Run an ordinary job, which returns at once."""
     with context.remote.trace(PROMPT, remote=True):
         logits = context.remote.lm_head.output.save()
     assert logits.shape[0] == 1
 
 
-@mended()
+@fixed_local()
 def scenario_a_stream_without_end(context: Context) -> None:
     model = context.remote
 
@@ -142,9 +142,9 @@ def scenario_a_stream_without_end(context: Context) -> None:
     answered(context)
 
 
-@mended()
+@fixed_local()
 def scenario_a_client_that_polls(context: Context) -> None:
-    """The client is not there to be asked: nobody waits for its answer."""
+    """A client that polls cannot answer; the server does not wait for an answer."""
     answered(context)
     with context.remote.session(remote=True, blocking=False) as session:
         numbers = torch.arange(5)
@@ -157,7 +157,7 @@ def scenario_a_client_that_polls(context: Context) -> None:
     answered(context)
 
 
-@mended()
+@fixed_local()
 def scenario_a_stream_that_is_too_large_at_once(context: Context) -> None:
     model = context.remote
 
@@ -175,7 +175,7 @@ def scenario_a_stream_that_is_too_large_at_once(context: Context) -> None:
 
 
 def scenario_a_stream_that_nobody_reads(context: Context) -> None:
-    """A client that answers every question before it is asked, and reads none of them."""
+    """A client that answers every streamed function in advance, and reads none of them."""
     wire = Wire()
     job = asking_without_end(context, wire)
     answer = _dumped({"answer": 1})
@@ -183,15 +183,15 @@ def scenario_a_stream_that_nobody_reads(context: Context) -> None:
         wire.upload(answer, job)
         time.sleep(0.02)
     answered(context)
-    # What waits for it is no more than it may be sent.
-    said = wire.statuses()
-    assert said[-1].startswith("ERROR"), said
-    assert "NDIF_MAX_STREAMED_BYTES" in said[-1]
+    # The data that waits for the client does not exceed the limit of streamed bytes.
+    statuses = wire.statuses()
+    assert statuses[-1].startswith("ERROR"), statuses
+    assert "NDIF_MAX_STREAMED_BYTES" in statuses[-1]
     wire.close()
 
 
 def scenario_an_answer_that_is_too_large(context: Context) -> None:
-    """The connection ends with it, and so does the job."""
+    """The answer ends the connection and the job."""
     wire = Wire()
     job = asking_without_end(context, wire)
     with contextlib.suppress(OSError, websocket.WebSocketException):
@@ -202,12 +202,12 @@ def scenario_an_answer_that_is_too_large(context: Context) -> None:
 
 
 def scenario_answers_that_nobody_asked_for(context: Context) -> None:
-    """A job that asks nothing, and is sent 300 MB of answers."""
+    """A job that streams no function, but gets 300 MB of answers."""
     wire = Wire()
     job = waiting(context, wire)
     for _ in range(300):
         wire.upload(bytes(MESSAGE), job)
-    # Read after them, and so when they are in.
+    # The server reads this job after the answers, so the answers have arrived by then.
     answered(context)
     wire.close()
 
@@ -220,7 +220,7 @@ def scenario_answers_to_a_job_that_is_not_there(context: Context) -> None:
     wire.close()
 
 
-@mended()
+@fixed_local()
 def scenario_answers_for_anothers_job(context: Context) -> None:
     model = context.remote
     theirs = Wire()
@@ -231,7 +231,7 @@ def scenario_answers_for_anothers_job(context: Context) -> None:
         sent.append(self.job_id)
         for _ in range(5):
             theirs.upload(_dumped({"answer": 666}), self.job_id)
-        time_passes(0.5)  # so that theirs is first
+        time_passes(0.5)  # so that the other client's answer comes first
         answers(self, values, channel)
 
     RemoteBackend.stream_send = late
@@ -241,12 +241,12 @@ def scenario_answers_for_anothers_job(context: Context) -> None:
             with session.local():
                 answer = len(numbers)
                 answer.remote()
-            found = int(answer).save()
+            number = int(answer).save()
     finally:
         RemoteBackend.stream_send = answers
         theirs.close()
     assert sent
-    assert found == 5
+    assert number == 5
 
 
 class _Gadget:
@@ -265,7 +265,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def _answer_of(context: Context, content: bytes) -> str:
-    """Return the outcome of a job whose client answers with this."""
+    """Return the error of a job whose client answers with this content."""
     answers = RemoteBackend.stream_send
 
     def crafted(self: Any, values: Any, channel: Any) -> None:
@@ -286,16 +286,16 @@ def _answer_of(context: Context, content: bytes) -> str:
         RemoteBackend.stream_send = answers
 
 
-@mended()
+@fixed_local()
 def scenario_an_answer_that_is_code(context: Context) -> None:
-    """The answer of a client is a pickle, read by the same rules as its request."""
+    """A client's answer is a pickle; the server reads it by the rules for requests."""
     message = _answer_of(context, pickle.dumps(_Gadget()))
     assert "builtins.eval cannot be sent to this server" in message, message
     assert "root" not in message
     answered(context)
 
 
-@mended()
+@fixed_local()
 def scenario_an_answer_that_is_nonsense(context: Context) -> None:
     for content in (b"", b"garbage", pickle.dumps(_NoDict()), pickle.dumps({1: 2})):
         message = _answer_of(context, content)
@@ -305,7 +305,7 @@ def scenario_an_answer_that_is_nonsense(context: Context) -> None:
 
 
 def scenario_many_clients_that_do_not_read(context: Context) -> None:
-    """Five at once: one after the other they take their limit, and nobody waits for them for long."""
+    """Five clients reach their limits one after the other; other jobs do not wait long for them."""
     wires = [Wire() for _ in range(5)]
     jobs = [asking_without_end(context, wire) for wire in wires]
     answer = _dumped({"answer": 1})

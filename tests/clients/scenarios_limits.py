@@ -1,4 +1,4 @@
-"""Messages of a server that allows little to a real client, and payloads of its for tests to replay.
+"""Messages of a server with low limits to a real client, and payloads that tests replay.
 
 The server: NDIF_MAX_REQUEST_BYTES=1000000, NDIF_MAX_RESULT_BYTES=2000000 and
 NDIF_MAX_INLINE_RESULT_BYTES=100000.
@@ -20,7 +20,7 @@ from scenarios_08 import PROMPT, error_of
 
 
 class Context:
-    """The model without weights: all that a client has."""
+    """The model without weights, as a client has it."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
@@ -28,7 +28,7 @@ class Context:
 
 
 class Recorder(RemoteBackend):
-    """Writes down what would be sent."""
+    """Writes the payload to a file instead of sending it."""
 
     def __init__(self, key: str, file: Path) -> None:
         super().__init__(key, blocking=False)
@@ -52,7 +52,7 @@ def scenario_a_result_over_the_limit(context: Context) -> None:
     assert "NDIF_MAX_RESULT_BYTES" in message
     assert "Save fewer values" in message
     assert "Traceback" not in message
-    # A bfloat16 of it is what the message suggests, and that is let through.
+    # The message suggests bfloat16, which is within the limit.
     with model.trace(PROMPT, remote=True):
         model.transformer.h[0].output.save()
         small = torch.zeros(900_000, dtype=torch.bfloat16).save()
@@ -60,7 +60,7 @@ def scenario_a_result_over_the_limit(context: Context) -> None:
 
 
 def scenario_a_result_over_the_limit_that_compresses_well(context: Context) -> None:
-    """The limit counts what the client's memory will hold, not what travels."""
+    """The limit counts bytes in the client's memory, not compressed bytes."""
     model = context.remote
 
     def run() -> None:
@@ -110,7 +110,7 @@ def scenario_a_request_that_unpacks_to_more_than_the_limit(context: Context) -> 
 
 
 def scenario_payloads_are_recorded(context: Context) -> None:
-    """Into the folder that RECORDED names: a block that ends, one that does not."""
+    """Write two payloads to the folder RECORDED: a block that ends, and a block that does not end."""
     model, folder = context.remote, Path(os.environ["RECORDED"])
     with model.trace(PROMPT, backend=Recorder(model.to_model_key(), folder / "ends")):
         hidden = model.transformer.h[0].output.save()

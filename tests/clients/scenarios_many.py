@@ -1,4 +1,4 @@
-"""Work of a client of any generation with one of the models of a server of many."""
+"""A client of any generation with one of the models of a server with many models."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LONG_S = 3.0
 
 
 class Context:
-    """Where the model is: a name for a server, a folder here."""
+    """The model on the server, by its name, and in this process, from its folder."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
-        if CONFIG.API.APIKEY is None:  # which 0.7 cannot poll with
+        if CONFIG.API.APIKEY is None:  # 0.7 cannot poll without a key
             CONFIG.API.APIKEY = ""
         self.name = name
         self.folder = folder
@@ -38,7 +38,7 @@ class Context:
 
 
 def output_of(model: Any, remote: bool) -> Any:
-    """The model's answer to a prompt, and to an edit in the middle."""
+    """Return the model's answer to a prompt, with an edit of a layer."""
     prompt = "The Eiffel Tower is in [MASK]." if hasattr(model, "bert") else PROMPT
     with model.trace(prompt, remote=remote):
         if hasattr(model, "transformer"):
@@ -68,8 +68,8 @@ def scenario_a_failure(context: Context) -> None:
 
 
 def scenario_refused(context: Context) -> None:
-    said = failure(lambda: output_of(context.remote, True))
-    assert "tests/llama" in said, said
+    message = failure(lambda: output_of(context.remote, True))
+    assert "tests/llama" in message, message
 
 
 def scenario_a_block_that_prints_too_much(context: Context) -> None:
@@ -77,20 +77,20 @@ def scenario_a_block_that_prints_too_much(context: Context) -> None:
         with context.remote.trace(PROMPT, remote=True):
             print("x" * (9 << 20))
 
-    said = failure(run)
-    assert "NDIF_MAX_LOG_BYTES" in said, said
+    message = failure(run)
+    assert "NDIF_MAX_LOG_BYTES" in message, message
 
 
 def processes_of(model: Any) -> list[int]:
-    """Which process runs each of two traces."""
-    found = []
+    """Return the process of each of two traces."""
+    processes = []
     for _ in range(2):
         with model.trace(PROMPT, remote=True):
             import os
 
-            told = [os.getpid()].save()
-        found.append(told[0])
-    return found
+            process = [os.getpid()].save()
+        processes.append(process[0])
+    return processes
 
 
 def scenario_one_process_runs_all(context: Context) -> None:
@@ -99,8 +99,8 @@ def scenario_one_process_runs_all(context: Context) -> None:
 
 
 def scenario_what_untrusted_users_may_not(context: Context) -> None:
-    said = failure(lambda: processes_of(context.remote))
-    assert "module 'os' is not available on this server" in said, said
+    message = failure(lambda: processes_of(context.remote))
+    assert "module 'os' is not available on this server" in message, message
 
 
 def failure(call: Any) -> str:
@@ -123,69 +123,69 @@ def end_of(job: Any) -> str:
         assert result is None
         return ""
 
-    said: str = until(message)
-    return said
+    last_message: str = until(message)
+    return last_message
 
 
 def runs_for(model: Any, seconds: float) -> Any:
-    """Send a job that takes as long, and says when it ran."""
+    """Send a job that takes `seconds`, and saves its start and end."""
     with model.trace(PROMPT, remote=True, blocking=False) as tracer:
         began = time.time()
         time.sleep(seconds)
-        told = [began, time.time()].save()
+        times = [began, time.time()].save()
     return tracer.backend
 
 
-def told_by(jobs: list[Any]) -> list[Any]:
-    """Return all that they saved."""
-    return [until(job)["told"] for job in jobs]
+def times_of(jobs: list[Any]) -> list[Any]:
+    """Return the start and end of each job."""
+    return [until(job)["times"] for job in jobs]
 
 
 def scenario_three_replicas_share_the_load(context: Context) -> None:
-    told = told_by([runs_for(context.remote, 0.5) for _ in range(9)])
-    in_turn = sorted(told)
-    # At some time three ran at once, and never more.
+    times = times_of([runs_for(context.remote, 0.5) for _ in range(9)])
+    in_turn = sorted(times)
+    # At most three jobs ran at once, and at some time exactly three.
     most = max(sum(b <= began < e for b, e in in_turn) for began, _ in in_turn)
-    assert most == 3, told
+    assert most == 3, times
 
 
 def scenario_one_at_a_time(context: Context) -> None:
-    told = told_by([runs_for(context.remote, 0.5) for _ in range(3)])
-    in_turn = sorted(told)
-    assert all(before[1] <= after[0] for before, after in itertools.pairwise(in_turn)), told
+    times = times_of([runs_for(context.remote, 0.5) for _ in range(3)])
+    in_turn = sorted(times)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(in_turn)), times
 
 
 def scenario_four_long_jobs(context: Context) -> None:
-    told = told_by([runs_for(context.remote, LONG_S) for _ in range(4)])
-    assert all(ended - began >= LONG_S for began, ended in told)
+    times = times_of([runs_for(context.remote, LONG_S) for _ in range(4)])
+    assert all(ended - began >= LONG_S for began, ended in times)
 
 
 def scenario_killed(context: Context) -> None:
-    """Two jobs that never end; somebody ends both."""
+    """Two jobs that never end; an operator ends both."""
     for job in [runs_for(context.remote, 600) for _ in range(2)]:
-        said = end_of(job)
-        assert "operator has ended this job" in said, said
+        message = end_of(job)
+        assert "operator has ended this job" in message, message
 
 
 def scenario_evicted(context: Context) -> None:
-    """One job that runs is let end, and one that waits is told."""
-    # Long enough for a command to be typed.
+    """The running job may end; the waiting job gets a message."""
+    # The job runs long enough for a command of the operator.
     running, waiting = (runs_for(context.remote, 4 * LONG_S) for _ in range(2))
-    said = end_of(waiting)
-    assert "taken 'tests/gpt2' off the server" in said, said
-    told_by([running])
+    message = end_of(waiting)
+    assert "taken 'tests/gpt2' off the server" in message, message
+    times_of([running])
 
 
 def scenario_the_server_stops_meanwhile(context: Context) -> None:
-    """A client at a live channel hears why no more comes."""
+    """A client at a live channel gets the reason of the end."""
 
     def run() -> None:
         with context.remote.trace(PROMPT, remote=True):
             time.sleep(600)
             context.remote.lm_head.output.save()
 
-    said = failure(run)
-    assert "The server was stopped before this job was done." in said, said
+    message = failure(run)
+    assert "The server was stopped before this job was done." in message, message
 
 
 _sent: list[Any] = []
@@ -200,7 +200,7 @@ def scenario_a_long_job_is_sent(context: Context) -> None:
 
 
 def scenario_all_that_was_sent_is_answered(context: Context) -> None:
-    assert all(ended > began for began, ended in told_by(_sent))
+    assert all(ended > began for began, ended in times_of(_sent))
 
 
 def scenario_the_states_that_models_can_have(context: Context) -> None:
@@ -212,8 +212,8 @@ def scenario_the_states_that_models_can_have(context: Context) -> None:
     kinds = {"gpt2": "Pilot-Only", "llama": "Pilot-Only", "none": "Dedicated"}
     if not hasattr(nnsight, "TransformersModel"):
         expected["scheduled"], kinds["scheduled"] = "NOT DEPLOYED", "Scheduled"
-        found = {name: status[name]["type"].value for name in status}
-        assert found == {f"tests/{name}": kind for name, kind in kinds.items()}, found
+        types = {name: status[name]["type"].value for name in status}
+        assert types == {f"tests/{name}": kind for name, kind in kinds.items()}, types
     assert states == {f"tests/{name}": state for name, state in expected.items()}, states
     assert status.status.value == "UP"
     assert "tests/llama" in str(status)

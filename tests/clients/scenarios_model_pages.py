@@ -1,4 +1,4 @@
-"""Paths and traces of `GET /models`, put to the test by a client of any generation."""
+"""Paths and traces of `GET /models`, run by a client of any generation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from nnsight import CONFIG
 
 
 class Context:
-    """Where the models are: names for a server, separated by commas, and folders in one."""
+    """The models: their names on the server, separated by commas, and a folder of their folders."""
 
     def __init__(self, names: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
-        if CONFIG.API.APIKEY is None:  # which 0.7 cannot poll with
+        if CONFIG.API.APIKEY is None:  # 0.7 cannot poll without a key
             CONFIG.API.APIKEY = ""
         major, minor = nnsight.__version__.split(".")[:2]
         self.generation = f"{major}.{minor}"
@@ -32,12 +32,12 @@ class Context:
 
 
 class Page:
-    """Facts that the server tells of one model."""
+    """One model's page of the server."""
 
     def __init__(self, name: str, folder: Path, generation: str) -> None:
         address = f"{os.environ['NDIF_HOST']}/models/{name}?generation={generation}"
         with urllib.request.urlopen(address) as answer:
-            self.told = json.load(answer)
+            self.facts = json.load(answer)
         self.folder = folder
 
     @property
@@ -45,7 +45,7 @@ class Page:
         """The same model in this process."""
         if hasattr(nnsight, "TransformersModel"):
             return nnsight.TransformersModel(
-                str(self.folder), task=self.told["task"], dispatch=True
+                str(self.folder), task=self.facts["task"], dispatch=True
             )
         return nnsight.LanguageModel(str(self.folder), dispatch=True)
 
@@ -63,8 +63,8 @@ def scenario_every_path_leads_to_its_module(context: Context) -> None:
 
 def follow_every_path(page: Page, generation: str) -> None:
     model = page.local
-    found = set()
-    for node in modules(page.told["tree"]):
+    ids = set()
+    for node in modules(page.facts["tree"]):
         path = node["paths"][generation]
         places = [path]
         for start, end in node["indices"] or ():
@@ -73,15 +73,17 @@ def follow_every_path(page: Page, generation: str) -> None:
         for place in places:
             module = eval(place, {"model": model})._module
             assert type(module).__name__ == node["class"], (place, type(module))
-            assert sum(each.numel() for each in module.parameters()) == node["count"], place
+            assert sum(parameter.numel() for parameter in module.parameters()) == node["count"], (
+                place
+            )
             own = {
-                name: (list(each.shape), f"{each.dtype}".removeprefix("torch."))
-                for name, each in module.named_parameters(recurse=False)
+                name: (list(parameter.shape), f"{parameter.dtype}".removeprefix("torch."))
+                for name, parameter in module.named_parameters(recurse=False)
             }
-            told = {each["name"]: (each["shape"], each["dtype"]) for each in node["parameters"]}
-            assert own == told, place
-            found |= {id(each) for each in module.modules()}
-    assert found == {id(each) for each in model._module.modules()}, "the tree leaves modules out"
+            described = {row["name"]: (row["shape"], row["dtype"]) for row in node["parameters"]}
+            assert own == described, place
+            ids |= {id(part) for part in module.modules()}
+    assert ids == {id(part) for part in model._module.modules()}, "the tree leaves modules out"
 
 
 def scenario_the_traces_run_as_they_are(context: Context) -> None:
@@ -90,7 +92,7 @@ def scenario_the_traces_run_as_they_are(context: Context) -> None:
 
 
 def run_as_it_is(page: Page, generation: str) -> None:
-    text = page.told["snippets"][generation]
+    text = page.facts["snippets"][generation]
     assert f'"{os.environ["NDIF_HOST"]}"' in text
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "pasted.py"
@@ -98,6 +100,6 @@ def run_as_it_is(page: Page, generation: str) -> None:
         hidden = runpy.run_path(str(script), run_name="__main__")["hidden"]
     if isinstance(hidden, tuple):
         hidden = hidden[0]
-    assert isinstance(hidden, torch.Tensor), page.told["repo_id"]
-    assert hidden.shape[-1] == page.told["hidden_size"], page.told["repo_id"]
-    assert hidden.isfinite().all(), page.told["repo_id"]
+    assert isinstance(hidden, torch.Tensor), page.facts["repo_id"]
+    assert hidden.shape[-1] == page.facts["hidden_size"], page.facts["repo_id"]
+    assert hidden.isfinite().all(), page.facts["repo_id"]

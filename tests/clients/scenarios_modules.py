@@ -1,6 +1,7 @@
-"""Modules that a researcher sends, makes and trains in a block, the same for every generation of nnsight.
+"""Scenarios of modules that a researcher sends, makes or trains in a block, for every generation.
 
-Every client's scenarios import these. The values are compared with those of the same block in this process.
+Every generation's scenarios import this module. The same block runs in this process, and must return equal
+values.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ PROMPT = "The Eiffel Tower is in the city of"
 WIDTH = 64
 T = TypeVar("T")
 
-# As if the classes were defined in the researcher's script: they travel with what uses them.
+# The classes travel by value, as if the researcher's script defined them.
 nnsight.register(sys.modules[__name__])
 
 
 class Sae(nn.Module):
-    """A sparse autoencoder as papers publish it."""
+    """A sparse autoencoder as in papers."""
 
     scale: torch.Tensor
 
@@ -266,7 +267,7 @@ def scenario_what_a_block_makes_comes_back(context: Any) -> None:
 
 
 def weights_that_a_block_writes_are_its_own(context: Any) -> None:
-    """For trusted users: weights differ within a session that writes them, and not for the next request."""
+    """For trusted users: a session sees the weights that it writes, and the next request does not."""
     model = context.remote
 
     def block(model: Any, remote: bool) -> Any:

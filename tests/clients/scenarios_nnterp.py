@@ -1,6 +1,6 @@
-"""Work with nnterp and nnsight 0.7, remotely and here: its model, steering, lens and patchscope.
+"""nnterp with nnsight 0.7, remotely and in this process: its model, steering, lens and patchscope.
 
-nnterp sends itself: its classes, which call `super()`, its logger, its DataLoader, its decorated functions.
+nnterp travels with a block: its classes, which call `super()`, logger, DataLoader and decorated functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROMPTS = ["The Eiffel Tower is in the city of", "Paris is the capital of"]
 
 
 class Context:
-    """The model without weights, which runs remotely, and the same with weights, which runs here."""
+    """The model without weights for remote runs, and with weights for runs in this process."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
@@ -27,7 +27,7 @@ class Context:
         self.local = StandardizedTransformer(folder)
 
     def same(self, block: Callable[[Any, bool], Any]) -> None:
-        """Run `block(model, remote)` both ways: the values are equal."""
+        """Run `block(model, remote)` remotely and locally; the values must be equal."""
         assert_equal(block(self.remote, True), block(self.local, False))
 
 

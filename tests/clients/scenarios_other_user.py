@@ -1,10 +1,10 @@
-"""Work of a client of any generation whose process is another user's than the local server's."""
+"""A client of any generation that runs as another user of the machine than the local server."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import symtable  # noqa: F401 - a client imports it as it sends, when another user may not read it
+import symtable  # noqa: F401 - a client imports it while it sends, as a user who cannot read the file
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +19,7 @@ USER = int(os.environ["TEST_USER"])
 
 
 class Context:
-    """Where the model is: a name for a server, a folder here."""
+    """The model on the server, by its name, and in this process, from its folder."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
@@ -31,7 +31,7 @@ class Context:
 
 @contextlib.contextmanager
 def another_user(key: str) -> Iterator[None]:
-    """Send as another user of this machine, who has set NDIF_API_KEY."""
+    """Send as another user of this machine, with this NDIF_API_KEY."""
     CONFIG.API.APIKEY = key
     os.seteuid(USER)
     try:
@@ -41,23 +41,23 @@ def another_user(key: str) -> Iterator[None]:
 
 
 def hidden(model: Any, remote: bool) -> torch.Tensor:
-    """A layer's output, after one of its inputs was changed."""
+    """Return a layer's output after an edit of an earlier layer."""
     with model.trace(PROMPT, remote=remote):
         model.transformer.h[0].output[:] *= 2
-        found = model.transformer.h[2].output.save()
-    return found
+        output = model.transformer.h[2].output.save()
+    return output
 
 
 def scenario_the_token_lets_in(context: Context) -> None:
-    here = hidden(context.local, False)
-    # The owner needs nothing.
-    assert_equal(hidden(context.remote, True), here)
+    expected = hidden(context.local, False)
+    # The owner needs no key.
+    assert_equal(hidden(context.remote, True), expected)
     for key in ("", "a-key-of-the-public-server"):
         with another_user(key):
             error = raised(lambda: hidden(context.remote, True), Exception)
         assert "export NDIF_API_KEY" in str(error), error
     with another_user(os.environ["TEST_TOKEN"]):
-        assert_equal(hidden(context.remote, True), here)
+        assert_equal(hidden(context.remote, True), expected)
         backend = RemoteBackend(context.remote.to_model_key(), blocking=False)
         with context.remote.trace(PROMPT, backend=backend):
             first = context.remote.transformer.h[0].output.save()

@@ -1,4 +1,4 @@
-"""Work of a client of any generation with a server that it knows by an https address alone."""
+"""A client of any generation with a server that it reaches by https alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _resolve = socket.getaddrinfo
 
 
 def _resolve_here(host: Any, *arguments: Any, **options: Any) -> Any:
-    """Resolve the server's public name, which is an example, to this machine."""
+    """Resolve the server's example name to this machine."""
     name = "127.0.0.1" if host in ("ndif.example.org", b"ndif.example.org") else host
     return _resolve(name, *arguments, **options)
 
@@ -29,7 +29,7 @@ socket.getaddrinfo = _resolve_here
 
 
 class Context:
-    """Where the model is: a name for a server, a folder here."""
+    """The model on the server, by its name, and in this process, from its folder."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
@@ -42,11 +42,11 @@ class Context:
 
 
 def hidden(model: Any, remote: bool) -> torch.Tensor:
-    """A layer's output, after one of its inputs was changed."""
+    """Return a layer's output after an edit of an earlier layer."""
     with model.trace(PROMPT, remote=remote):
         model.transformer.h[0].output[:] *= 2
-        found = model.transformer.h[2].output.save()
-    return found
+        output = model.transformer.h[2].output.save()
+    return output
 
 
 def scenario_everything_goes_through_https(context: Context) -> None:
@@ -68,11 +68,11 @@ def scenario_everything_goes_through_https(context: Context) -> None:
     assert f"{URL}/results/{backend.job_id}" in str(answer), answer
     assert backend() is not None
 
-    # Any page may read this, and no page of another site anything else.
+    # Pages of any site may read this path, and no other path.
     page = {"Origin": "https://a.page.example"}
     assert httpx.get(f"{URL}/status", headers=page).headers["Access-Control-Allow-Origin"] == "*"
     assert httpx.post(f"{URL}/request", headers=page).status_code == 403
-    # The proxy's own pages would be of the same site.
+    # The server's own pages are of the same site.
     assert httpx.post(f"{URL}/request", headers={"Origin": URL}).status_code == 400
     built = httpx.get(f"{URL}/hub/api/models/{context.name}")
     assert built.status_code == 200, built.text

@@ -1,4 +1,4 @@
-"""Work of an untrusted user with good intentions: compiled code, tables, and shapes by name."""
+"""Blocks of an untrusted user without bad intentions: compiled code, tables, and named shapes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ store = shelve.Shelf({})
 
 
 class Context:
-    """The model without weights, which runs remotely, and the same with weights, which runs here."""
+    """The model without weights for remote runs, and with weights for runs in this process."""
 
     def __init__(self, name: str, folder: str) -> None:
         CONFIG.APP.REMOTE_LOGGING = False
@@ -52,7 +52,7 @@ class Context:
         self.local = TransformersModel(folder, task="text-generation", dispatch=True)
 
     def same(self, block: Callable[[Any, bool], Any]) -> Any:
-        """Run `block(model, remote)` both ways; the remote values, which equal the local ones."""
+        """Run `block(model, remote)` remotely and locally; return the values, which must be equal."""
         remote, local = block(self.remote, True), block(self.local, False)
         assert_equal(remote, local)
         return remote
@@ -68,7 +68,7 @@ def compiled_at_home(value: torch.Tensor) -> torch.Tensor:
 
 
 def refused(run: Callable[[], Any]) -> str:
-    """The error of `run`, which stands at the user's line and shows no library's."""
+    """Return the error of `run`, which must not show lines of libraries."""
     message = error_of(run)
     assert "site-packages" not in message, message
     assert "torch/" not in message, message
@@ -76,7 +76,7 @@ def refused(run: Callable[[], Any]) -> str:
 
 
 def logs_of(context: Context, block: Callable[[Any, Any], None]) -> list[str]:
-    """The lines of the LOG of a block."""
+    """Return the LOG lines of a block."""
 
     async def watch() -> list[Any]:
         backend = AsyncRemoteBackend(context.remote.to_model_key())
@@ -103,20 +103,20 @@ def scenario_logging_and_tqdm_write_to_the_log(context: Context) -> None:
     lines = logs_of(context, block)
     bars = [line for line in lines if "(100%)" in line]
     assert bars[0].startswith("layers: 20000/20000 (100%)"), lines
-    # Short ones in a row are not shown one by one.
+    # Short bars in a row are not shown individually.
     assert len(bars) < 10, lines
     assert lines[-2:] == ["INFO | researcher | seen 2 of two", "WARNING | root | careful"], lines
 
 
 def scenario_a_data_loader_in_a_block(context: Context) -> None:
-    """Workers of a DataLoader are the process of the block."""
+    """The block's own process does the work of a DataLoader's workers."""
     sent = Subset(TensorDataset(torch.arange(10.0)), [1, 3, 5, 7])
 
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):
             scale = model.transformer.h[0].output.mean()
             loader = DataLoader(sent, batch_size=3, num_workers=2 if remote else 0)
-            batches = [[each * scale for each in batch] for batch in [*loader, *loader]].save()
+            batches = [[value * scale for value in batch] for batch in [*loader, *loader]].save()
         return batches
 
     context.same(block)
@@ -128,7 +128,7 @@ def scenario_modules_that_compute(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):
             norms = [float(layer.output.norm()) for layer in model.transformer.h]
-            add = partial(fold, lambda one, other: one + other)
+            add = partial(fold, lambda left, other: left + other)
             found = nnsight.save(
                 [
                     add(norms),
@@ -144,7 +144,7 @@ def scenario_modules_that_compute(context: Context) -> None:
 
 
 def scenario_probes_of_scikit_and_statistics_of_scipy(context: Context) -> None:
-    """A call that asks for several workers has one, and a fitted probe travels both ways."""
+    """A call with several workers runs with one, and a fitted probe travels both ways."""
     data = numpy.random.default_rng(0).normal(size=(40, 64))
     sent = LogisticRegression().fit(data, data[:, 0] > 0)
 
@@ -171,7 +171,7 @@ def scenario_probes_of_scikit_and_statistics_of_scipy(context: Context) -> None:
 
 
 def scenario_names_that_are_not_used(context: Context) -> None:
-    """A request is not refused for them; their first use is an error at its line."""
+    """The names cause no refusal; their first use is an error at its line."""
 
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):
@@ -249,13 +249,13 @@ def scenario_torch_jit_in_a_block(context: Context) -> None:
 
 
 def scenario_a_function_that_was_compiled_at_home(context: Context) -> None:
-    """The block runs as it is written."""
+    """The server runs the function's source, without the compilation."""
 
     with context.remote.trace(PROMPT, remote=True):
-        found = nnsight.save(compiled_at_home(context.remote.transformer.h[0].output))
+        result = nnsight.save(compiled_at_home(context.remote.transformer.h[0].output))
     with context.local.trace(PROMPT):
         expected = nnsight.save(context.local.transformer.h[0].output * 2)
-    assert_equal(found, expected)
+    assert_equal(result, expected)
 
 
 def scenario_pandas_in_a_block(context: Context) -> None:
@@ -283,9 +283,9 @@ def scenario_a_frame_is_sent_and_returned(context: Context) -> None:
     def block(model: Any, remote: bool) -> Any:
         with model.trace(PROMPT, remote=remote):
             norms = [float(layer.output.norm()) for layer in model.transformer.h]
-            frame = given.assign(norm=lambda each: [norms[row] for row in each.layer])
-            found = nnsight.save(frame)
-        return found
+            frame = given.assign(norm=lambda rows: [norms[row] for row in rows.layer])
+            result = nnsight.save(frame)
+        return result
 
     remote, local = block(context.remote, True), block(context.local, False)
     pd.testing.assert_frame_equal(remote, local)
@@ -323,12 +323,12 @@ def scenario_requests_draw_different_numbers(context: Context) -> None:
         return numbers[0]
 
     first, second = drawn(), drawn()
-    assert all(one != other for one, other in zip(first, second, strict=True)), (first, second)
+    assert all(left != other for left, other in zip(first, second, strict=True)), (first, second)
 
 
 def scenario_what_a_tokenizer_returns_is_sent_whole(context: Context) -> None:
     encoding = context.remote.tokenizer([PROMPT], return_tensors="pt")
-    assert encoding.encodings  # which a client sends as well
+    assert encoding.encodings  # a client sends the encodings, too
 
     def block(model: Any, remote: bool) -> Any:
         with model.trace(encoding, remote=remote):

@@ -1,7 +1,7 @@
-"""The table of scenarios: which run on which kind of server, and why.
+"""The table of scenarios: the scenarios of each kind of server, with reasons.
 
-Each scenario compares values, once, on the server that trusts its clients. Another kind of server runs
-those in which it can differ from that one.
+Every scenario runs once on the server that trusts its clients, and compares values. Another kind of server
+runs only the scenarios whose outcome can differ there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.clients.harness import scenarios
 
 
 def _of_headers(generation: str) -> list[str]:
-    """Scenarios of both generations of the header wire, and of this one alone."""
+    """Return the scenarios for a generation of the header wire, without the other generation's own."""
     other = {"0.6": "scenario_07_", "0.7": "scenario_06_"}[generation]
     return [name for name in scenarios("scenarios_headers") if not name.startswith(other)]
 
@@ -22,7 +22,7 @@ EVERY = [
     *(("0.7", name) for name in _of_headers("0.7")),
     *(("0.6", name) for name in _of_headers("0.6")),
 ]
-"""All, by generation of the client."""
+"""Each client generation with each of its scenarios."""
 
 REFUSED = {
     "scenario_an_adapter_is_applied_to_its_request_alone": "takes adapters from the Hub alone",
@@ -34,7 +34,7 @@ REFUSED = {
     "scenario_what_cannot_be_sent_is_said": "module 'threading' is not available on this server",
     "scenario_what_the_user_sees": "module 'sys' is not available on this server",
 }
-"""Scenarios that an untrusted user is refused, in words."""
+"""Scenarios that the server refuses to untrusted users, with a part of the message."""
 
 Reasons = Mapping[str, tuple[str, ...]]
 
@@ -223,6 +223,6 @@ SHARED_PASSES: Reasons = {
 
 
 def chosen(reasons: Reasons, *generations: str) -> list[tuple[str, str]]:
-    """Return the scenarios of a kind of server that clients of these generations run."""
+    """Return the scenarios for a kind of server, and for clients of these generations."""
     names = {f"scenario_{name}" for named in reasons.values() for name in named}
-    return [each for each in EVERY if each[0] in generations and each[1] in names]
+    return [scenario for scenario in EVERY if scenario[0] in generations and scenario[1] in names]

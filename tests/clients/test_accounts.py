@@ -54,14 +54,14 @@ async def filled(url: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
             await registry.create_tier(
                 tier_with(["priority"] if name == "free" else [], name, limits=limits)
             )
-        for generation, made in keys.items():
+        for generation, tier_keys in keys.items():
             for tier in TIERS:
                 user = f"{tier}-{generation}"
-                made[tier] = (await registry.create_key(user, tiers=[tier])).api_key
+                tier_keys[tier] = (await registry.create_key(user, tiers=[tier])).api_key
             # Two keys belong to one user.
             for name in ("revoked", "heir"):
                 row = await registry.create_key(f"ada-{generation}", name)
-                made[name] = row.api_key
+                tier_keys[name] = row.api_key
                 revoked.setdefault(generation, row.id)
     finally:
         await registry.close()

@@ -1,6 +1,6 @@
-"""Every scenario of every generation on a trusting server; those in the table on a sandboxed server.
+"""Every scenario of every generation on a trusting server; scenarios of the table on a sandboxed server.
 
-A scenario compares the result of a remote block with that of the same block in its own process, bit by bit.
+A scenario runs a block remotely and in its own process, and compares the results bit by bit.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_nnterp_scenario_runs_sandboxed(nnterp: Client, scenario: str) -> None:
 
 
 def test_scenario_table_names_only_existing_scenarios() -> None:
-    there = {name for _, name in EVERY}
+    names = {name for _, name in EVERY}
     for reasons in (SANDBOXED, PER_USER, STACK, SHARED_PASSES):
         named = {f"scenario_{name}" for names in reasons.values() for name in names}
-        assert named <= there
+        assert named <= names

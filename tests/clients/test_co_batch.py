@@ -40,8 +40,8 @@ def users(
     )
     # A shared pass may sum in another order and round differently.
     started = [
-        Client("scenarios_08", NAME, tiny_gpt2, {**each, "TESTS_ROUND": "1e-5"})
-        for each in environments
+        Client("scenarios_08", NAME, tiny_gpt2, {**variables, "TESTS_ROUND": "1e-5"})
+        for variables in environments
     ]
     yield started
     for client in started:
@@ -51,8 +51,8 @@ def users(
 def shared(server: LocalServer) -> int:
     _, text = server.get("/metrics")
     return sum(
-        int(float(found))
-        for found in re.findall(r"^ndif_jobs_shared_total\{.*\} (\S+)$", text.decode(), re.M)
+        int(float(count))
+        for count in re.findall(r"^ndif_jobs_shared_total\{.*\} (\S+)$", text.decode(), re.M)
     )
 
 

@@ -50,9 +50,9 @@ def client(
 def peak_memory(server: LocalServer) -> int:
     """Return the peak memory of the server's own process in bytes."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found
-    return int(found[1]) << 10
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert match
+    return int(match[1]) << 10
 
 
 @pytest.mark.parametrize("scenario", scenarios("scenarios_hybrid"))

@@ -45,11 +45,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def hub(models: dict[str, Path]) -> Iterator[str]:
     """A hub that shares these models."""
-    found = HfMirror(share_weights=True)
+    mirror = HfMirror(share_weights=True)
     for name, folder in models.items():
         task = "fill-mask" if "bert" in name else "text-generation"
-        found.serve(MirroredModel(name, folder, None, task))
-    with serving(Starlette(routes=[Mount("/hub", routes=found.routes())])) as url:
+        mirror.serve(MirroredModel(name, folder, None, task))
+    with serving(Starlette(routes=[Mount("/hub", routes=mirror.routes())])) as url:
         yield f"{url}/hub"
 
 
@@ -134,8 +134,8 @@ def many(
 @pytest.fixture(params=["0.8", "0.7"])
 def generation(request: pytest.FixtureRequest) -> str:
     """The generation of the client and of the replicas that serve it."""
-    found: str = request.param
-    return found
+    value: str = request.param
+    return value
 
 
 @pytest.fixture
@@ -160,9 +160,9 @@ def user(many: Many, server: StartedServer, generation: str) -> Client:
 def ndif(server: StartedServer, *arguments: str, rc: int = 0) -> Any:
     """Run a command of the operator and return its JSON."""
     variables = {**os.environ, **server.environment}
-    done = command(*arguments, "--json", environment=variables)
-    assert done.returncode == rc, done.stdout + done.stderr
-    return json.loads(done.stdout) if done.stdout.strip() else None
+    process = command(*arguments, "--json", environment=variables)
+    assert process.returncode == rc, process.stdout + process.stderr
+    return json.loads(process.stdout) if process.stdout.strip() else None
 
 
 def admin(server: StartedServer, path: str) -> list[dict[str, Any]]:
@@ -191,8 +191,8 @@ def line(server: StartedServer, generation: str) -> dict[str, Any]:
     """Return the queue of GPT-2 for a generation; it is empty until the first request."""
     empty: dict[str, Any] = {"running": [], "waiting": []}
     models = admin(server, "queue")
-    found = (m for m in models if (m["repo_id"], m["generation"]) == ("tests/gpt2", generation))
-    return next(found, empty)
+    rows = (m for m in models if (m["repo_id"], m["generation"]) == ("tests/gpt2", generation))
+    return next(rows, empty)
 
 
 class Running:
@@ -249,8 +249,8 @@ def test_two_models_that_do_not_fit_together_alternate_on_gpu(many: Many) -> Non
 def test_models_that_evict_each_other_serve_all_their_users(many: Many) -> None:
     server = many.server(NDIF_NODE_GPUS=ONE_FITS)
     users = [many.client(server, name) for name in ("tests/gpt2", "tests/llama")]
-    for each in [Running(user, "scenario_one_at_a_time") for user in users]:
-        each.ends_well()
+    for running in [Running(user, "scenario_one_at_a_time") for user in users]:
+        running.ends_well()
 
 
 def test_protected_model_is_not_evicted_and_reason_is_reported(many: Many) -> None:
@@ -262,9 +262,9 @@ def test_protected_model_is_not_evicted_and_reason_is_reported(many: Many) -> No
     many.client(server, "tests/gpt2").run("scenario_a_trace")
     with pytest.raises(AssertionError) as refused:
         many.client(server, "tests/llama").run("scenario_a_trace")
-    said = str(refused.value)
-    assert "'tests/gpt2' is protected for another" in said
-    assert re.search(r"Try again in \d+m", said)
+    message = str(refused.value)
+    assert "'tests/gpt2' is protected for another" in message
+    assert re.search(r"Try again in \d+m", message)
 
 
 def test_jobs_survive_kill_of_one_of_three_replicas(
@@ -278,7 +278,7 @@ def test_jobs_survive_kill_of_one_of_three_replicas(
     until(lambda: len(line(server, generation)["running"]) == 3)
     os.kill((server.processes() - before).pop(), signal.SIGKILL)
     running.ends_well()
-    assert any("it is tried again" in said for said in server.output), list(server.output)
+    assert any("it is tried again" in printed for printed in server.output), list(server.output)
 
 
 def test_replicas_are_scaled_while_jobs_run(
@@ -380,10 +380,15 @@ def test_waiting_clients_are_notified_of_server_stop(many: Many) -> None:
     server = many.server()
     generations = ("0.8", "0.7")
     waiting = [
-        Running(many.client(server, "tests/gpt2", each), "scenario_the_server_stops_meanwhile")
-        for each in generations
+        Running(
+            many.client(server, "tests/gpt2", client_generation),
+            "scenario_the_server_stops_meanwhile",
+        )
+        for client_generation in generations
     ]
-    until(lambda: all(line(server, each)["running"] for each in generations))
+    until(
+        lambda: all(line(server, client_generation)["running"] for client_generation in generations)
+    )
     ndif(server, "stop")
-    for each in waiting:
-        each.ends_well()
+    for running in waiting:
+        running.ends_well()

@@ -38,23 +38,23 @@ SERVED = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two text generators, an encoder, and an encoder-decoder."""
     folder = tmp_path_factory.mktemp("pages")
-    made = {
+    folders = {
         "tests/gpt2": make_gpt2(folder / "gpt2"),
         "tests/llama": make_llama(folder / "llama"),
         "tests/bert": make_bert(folder / "bert"),
         "tests/t5": make_t5(folder / "t5"),
     }
-    (made["tests/llama"] / "README.md").write_text("---\nlicense: mit\n---\n# A llama\n")
-    return made
+    (folders["tests/llama"] / "README.md").write_text("---\nlicense: mit\n---\n# A llama\n")
+    return folders
 
 
 @pytest.fixture(scope="module")
 def hub(models: dict[str, Path]) -> Iterator[str]:
     """A hub that shares these models."""
-    found = HfMirror(share_weights=True)
+    mirror = HfMirror(share_weights=True)
     for name, folder in models.items():
-        found.serve(MirroredModel(name, folder, None, TASKS[name]))
-    with serving(Starlette(routes=[Mount("/hub", routes=found.routes())])) as url:
+        mirror.serve(MirroredModel(name, folder, None, TASKS[name]))
+    with serving(Starlette(routes=[Mount("/hub", routes=mirror.routes())])) as url:
         yield f"{url}/hub"
 
 
@@ -97,9 +97,9 @@ def page(server: StartedServer, name: str) -> dict[str, object]:
     status, content = server.get(f"/models/{name}")
     if status != 200:
         return {"state": None}
-    found: dict[str, object] = json.loads(content)
-    adapter(DescribedModel).validate_python(found)
-    return found
+    description: dict[str, object] = json.loads(content)
+    adapter(DescribedModel).validate_python(description)
+    return description
 
 
 @pytest.mark.parametrize("generation", SERVED)

@@ -72,9 +72,9 @@ def test_user_of_each_wire_ends_own_jobs_and_reads_usage(
 def ndif(server: StartedServer, *arguments: str) -> str:
     """Return the output of a command on the server's machine."""
     variables = {**server.environment, "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
-    done = command(*arguments, environment=variables)
-    assert done.returncode == 0, done
-    return done.stdout
+    process = command(*arguments, environment=variables)
+    assert process.returncode == 0, process
+    return process.stdout
 
 
 def test_user_sees_own_jobs_and_operator_sees_all_jobs(

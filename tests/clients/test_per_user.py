@@ -67,12 +67,12 @@ def users(
 
 def waiting(server: StartedServer) -> set[int]:
     """Return the runners that are stopped until the next request of their user."""
-    found = set()
+    pids = set()
     for zygote in server.processes():
         for child in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split():
             if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                found.add(int(child))
-    return found
+                pids.add(int(child))
+    return pids
 
 
 @pytest.mark.parametrize("generation", MODULES)
@@ -82,8 +82,8 @@ def test_plain_traces_share_process(
     before = waiting(server)
 
     def new() -> set[int]:
-        found: set[int] = until(lambda: waiting(server) - before, lambda: "\n".join(server.output))
-        return found
+        pids: set[int] = until(lambda: waiting(server) - before, lambda: "\n".join(server.output))
+        return pids
 
     users[generation].run("scenario_reads_of_layers_and_logits")
     first = new()

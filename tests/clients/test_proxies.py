@@ -96,9 +96,9 @@ def in_flight(site: Site) -> int:
     ports = {site.port, int(site.server.rpartition(":")[2])}
     total = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, here, there, _, queues, *_ = line.split()
-        if ports & {int(end.partition(":")[2], 16) for end in (here, there)}:
-            total += sum(int(each, 16) for each in queues.split(":"))
+        _, own, other, _, queues, *_ = line.split()
+        if ports & {int(end.partition(":")[2], 16) for end in (own, other)}:
+            total += sum(int(size, 16) for size in queues.split(":"))
     return total
 
 

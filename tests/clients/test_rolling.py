@@ -80,7 +80,7 @@ def log(host: StartedServer) -> str:
 
 def running(host: StartedServer) -> set[str]:
     """Return the generations with a running job."""
-    return {one["generation"] for one in admin(host, "queue") if one["running"]}
+    return {row["generation"] for row in admin(host, "queue") if row["running"]}
 
 
 def send(host: StartedServer) -> httpx.Response:
@@ -96,8 +96,8 @@ def send(host: StartedServer) -> httpx.Response:
 
 def answer(host: StartedServer, job: str) -> dict[str, Any]:
     """Return the polled state of a job."""
-    found: dict[str, Any] = httpx.get(f"{host.url}/response/{job}").json()
-    return found
+    response: dict[str, Any] = httpx.get(f"{host.url}/response/{job}").json()
+    return response
 
 
 @pytest.fixture(scope="module")
@@ -227,15 +227,15 @@ def test_request_during_broker_outage_is_answered_with_503(stack: Stack) -> None
 def test_clients_of_stopped_gateway_are_notified(stack: Stack) -> None:
     generations = ("0.8", "0.7")
     waiting = [
-        Running(stack.client(1, each), "scenario_the_server_stops_meanwhile")
-        for each in generations
+        Running(stack.client(1, generation), "scenario_the_server_stops_meanwhile")
+        for generation in generations
     ]
     until(lambda: running(stack.hosts[1]) >= set(generations))
     gateways = parts(stack.hosts[1], "ndif.server.gateway_process")
     for gateway in gateways:
         gateway.terminate()
-    for each in waiting:
-        each.ends_well()
+    for run in waiting:
+        run.ends_well()
     assert not psutil.wait_procs(gateways, timeout=PATIENCE_S)[1]
     until(lambda: len(parts(stack.hosts[1], "ndif.server.gateway_process")) == 2)
     until(lambda: not running(stack.hosts[1]))

@@ -106,9 +106,9 @@ def test_job_steps_are_readable_while_store_is_silent(
     def traces() -> list[dict[str, Any]]:
         jobs = httpx.get(f"{server.url}/requests").json()["requests"]
         ids = [job["id"] for job in jobs if job["ended"] is not None]
-        return [httpx.get(f"{server.url}/requests/{each}").json() for each in ids]
+        return [httpx.get(f"{server.url}/requests/{job_id}").json() for job_id in ids]
 
-    trace = until(lambda: next((each for each in traces() if each["stored"]), None))
+    trace = until(lambda: next((row for row in traces() if row["stored"]), None))
     url = f"{server.url}/requests/{trace['id']}"
     s3.pause()
     try:

@@ -52,8 +52,8 @@ def stack(
         "NDIF_LOG_FORMAT": "json",
     }
     # Users' files are none of a node's own, though here they lie on one disk.
-    here = {"NDIF_SESSION_ROOT": str(folder / "nodes"), "PYTHONPATH": ""}
-    nodes = {**server_environment, **settings, **here}
+    own = {"NDIF_SESSION_ROOT": str(folder / "nodes"), "PYTHONPATH": ""}
+    nodes = {**server_environment, **settings, **own}
     with ray_cluster(nodes, "one", "two", "three") as ray:
         started = StartedServer(
             NAME,
@@ -124,12 +124,12 @@ def test_trace_of_request_matches_its_log_lines(stack: Stack, users: Clients) ->
     job = json.loads(output(stack.host, "jobs", "list", "--limit", "1", "--json"))["jobs"][0]["id"]
 
     def ended() -> dict[str, Any] | None:
-        found: dict[str, Any] = json.loads(output(stack.host, "trace", job, "--json"))
-        return found if found["ended"] else None
+        steps: dict[str, Any] = json.loads(output(stack.host, "trace", job, "--json"))
+        return steps if steps["ended"] else None
 
     trace = until(ended)
     logs = logs_of(stack)
-    said = {
+    events_by_process = {
         process: [
             event
             for event in (
@@ -141,7 +141,7 @@ def test_trace_of_request_matches_its_log_lines(stack: Stack, users: Clients) ->
     }
     steps = {
         process: {(event["by"], event["step"]) for event in events}
-        for process, events in said.items()
+        for process, events in events_by_process.items()
     }
     assert steps["gateway"] == {("gateway", "receive"), ("gateway", "submit")}
     assert steps["dispatcher"] == {("queue", name) for name in ("received", "queued", "dispatched")}
@@ -149,9 +149,9 @@ def test_trace_of_request_matches_its_log_lines(stack: Stack, users: Clients) ->
         ("replica", name) for name in ("acquire", "payload", "send", "running", "deliver")
     }
     assert in_replica | {("runner", "execute"), ("runner", "pack")} < steps["replica"]
-    assert {event["process"] for event in said["replica"]} == {"replica"}
-    (replica,) = {event["replica"] for event in said["replica"]}
-    assert replica in {each["replica_id"] for each in replicas(stack.host, NAME)}
+    assert {event["process"] for event in events_by_process["replica"]} == {"replica"}
+    (replica,) = {event["replica"] for event in events_by_process["replica"]}
+    assert replica in {row["replica_id"] for row in replicas(stack.host, NAME)}
     assert {(step["by"], step["name"]) for step in trace["steps"]} == {
         *steps["dispatcher"],
         *steps["replica"] - {("replica", "deliver")},  # with which the dispatcher was told of them

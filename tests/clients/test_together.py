@@ -73,13 +73,13 @@ def asleep(
     )
     try:
         assert process.stdout is not None
-        said = []
+        lines = []
         for line in process.stdout:
-            said.append(line)
+            lines.append(line)
             if "asleep" in line:
                 break
         else:
-            raise AssertionError("".join(said))
+            raise AssertionError("".join(lines))
         yield process
     finally:
         process.kill()

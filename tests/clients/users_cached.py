@@ -1,4 +1,4 @@
-"""A module of the user's own with a function of which pickle knows the name alone."""
+"""A user's own module, with a function that pickle can only send by name."""
 
 from __future__ import annotations
 

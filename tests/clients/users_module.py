@@ -1,4 +1,4 @@
-"""A module of the user's own, which no server has installed."""
+"""A user's own module, which no server has installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def centred(value: torch.Tensor) -> torch.Tensor:
-    """`value` with a mean of zero."""
+    """Return `value` minus its mean."""
     return value - value.mean()
 
 

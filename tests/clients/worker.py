@@ -1,8 +1,8 @@
-"""A real client in an interpreter of its own: runs the scenarios that its standard input names.
+"""A real client in its own process: runs the scenarios that its standard input names.
 
-Usage: worker.py SCENARIOS NAME FOLDER; one scenario's name a line, one JSON object a line back.
-NDIF_HOST and HF_ENDPOINT in the environment point at the server; FOLDER holds the weights for the same
-blocks run in this process.
+Usage: worker.py SCENARIOS NAME FOLDER. Each input line is a scenario's name; each output line is a JSON
+object. NDIF_HOST and HF_ENDPOINT in the environment point at the server. FOLDER holds the weights, with
+which the same blocks run in this process.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tests.http import prepare_http
 
 
 def main() -> None:
-    """Import the client, say so, serve."""
+    """Import the client, report that it is ready, and run scenarios."""
     scenarios, name, folder = sys.argv[1:]
     prepare_http()
-    # nnsight prints; the protocol keeps the real standard output to itself.
+    # nnsight prints; the real standard output is reserved for the protocol.
     out, sys.stdout = sys.stdout, sys.stderr
     module = importlib.import_module(scenarios)
     context = module.Context(name, folder)

@@ -97,12 +97,12 @@ def orphan(
 
 def test_adopted_replica_keeps_its_placement() -> None:
     models = Models([MINE])
-    found = [
+    described = [
         orphan(THEIRS, level=WARM),
         orphan(MINE, gpu_mem_bytes_by_id={1: 60}),
         orphan(THEIRS, "s", on_cpu=True, gpu_mem_bytes_by_id={}),
     ]
-    adoption = adopt(Cluster.of(node()), models, found)
+    adoption = adopt(Cluster.of(node()), models, described)
     assert not adoption.dropped
     books = {(d.model_key, d.replica_id): d for d in adoption.cluster.replicas()}
     mine = books[str(Variant(MINE.key, "0.8")), "r"]
@@ -135,10 +135,10 @@ def test_orphans_without_place_are_dropped() -> None:
     another_name = orphan(replace(MINE, task="fill-mask"), "named")
     kept = orphan(MINE, "kept")
     twice = orphan(MINE, "kept", gpu_mem_bytes_by_id={1: 1})
-    found = [without, other_gpus, too_large, changed, another_name, kept, twice]
-    adoption = adopt(Cluster.of(node()), models, found)
-    assert [one.placed.replica_id for one, *_ in adoption.kept] == ["kept"]
-    assert len(adoption.dropped) == len(found) - 1
+    described = [without, other_gpus, too_large, changed, another_name, kept, twice]
+    adoption = adopt(Cluster.of(node()), models, described)
+    assert [hosted.placed.replica_id for hosted, *_ in adoption.kept] == ["kept"]
+    assert len(adoption.dropped) == len(described) - 1
     assert [d.replica_id for d in adoption.cluster.replicas()] == ["kept"]
     # Dropped replicas add no model.
     assert len(list(models)) == 2
@@ -180,10 +180,12 @@ class Fleet:
         return self.nodes
 
     def make_actor(self, config: DeploymentConfig, generation: str, place: PlacedReplica) -> Quiet:
-        gone = place.node_id in self.broken_on
-        if gone:
-            self.nodes = [one for one in self.nodes if one.id not in self.broken_on]
-        self.made.append(Quiet(starts=not gone))
+        breaks = place.node_id in self.broken_on
+        if breaks:
+            self.nodes = [
+                candidate for candidate in self.nodes if candidate.id not in self.broken_on
+            ]
+        self.made.append(Quiet(starts=not breaks))
         return self.made[-1]
 
 
@@ -202,12 +204,12 @@ async def controlling(fleet: Fleet, *configs: DeploymentConfig) -> AsyncIterator
 async def test_adopted_replicas_serve_at_once_and_are_watched() -> None:
     async with controlling(Fleet()) as controller:
         actor, other = Quiet(), Quiet()
-        found = [
+        described = [
             orphan(actor=actor),
             orphan(MINE, level=WARM),
             orphan(THEIRS, "gone", node_id="gone", actor=other),
         ]
-        hot, warm = controller.adopt(found)
+        hot, warm = controller.adopt(described)
         assert (hot.state, warm.state) == (ReplicaState.RUNNING, ReplicaState.NOT_STARTED)
         assert warm.is_loaded
         assert hot.model.config.repo_id == "A/Theirs"

@@ -113,16 +113,16 @@ def test_withdrawn_gpu_keeps_replicas_and_gets_no_new_ones() -> None:
 def test_withdrawn_gpu_stays_withdrawn_after_rediscovery() -> None:
     node = with_hot(named("2x24GiB", "GPU-1", "GPU-2"), "old", 4, [0], share=True)
     cluster = Cluster.of(node).with_withdrawn({"GPU-1"})
-    found = cluster.with_nodes([named("2x24GiB", "GPU-1", "GPU-2")])
-    assert found.removed == found.lost == ()
-    assert found.cluster.nodes["n1"].resources.withdrawn == {0}
+    update = cluster.with_nodes([named("2x24GiB", "GPU-1", "GPU-2")])
+    assert update.removed == update.lost == ()
+    assert update.cluster.nodes["n1"].resources.withdrawn == {0}
     exchanged = cluster.with_nodes([named("2x24GiB", "GPU-1", "GPU-3")])
     assert exchanged.removed == ("n1",)
 
 
 def test_gpus_without_uuid_are_identified_by_node_and_index() -> None:
-    one, two = a_node("2x24GiB", node_id="n1"), a_node("2x24GiB", node_id="n2")
-    cluster = Cluster.of(one, two).with_withdrawn({"GPU 1 of n2"})
+    first, two = a_node("2x24GiB", node_id="n1"), a_node("2x24GiB", node_id="n2")
+    cluster = Cluster.of(first, two).with_withdrawn({"GPU 1 of n2"})
     withdrawn = {node.id: node.resources.withdrawn for node in cluster.nodes.values()}
     assert withdrawn == {"n1": frozenset(), "n2": {1}}
 

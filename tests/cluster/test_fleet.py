@@ -30,22 +30,24 @@ async def inspected(
 ) -> LocalMachine:
     machine.becomes(cards)
     driver = Driver()
-    found = await inspect_machine(Settings(node_gpus=node_gpus, node_cpu_memory="64GiB"), driver)
+    inspection = await inspect_machine(
+        Settings(node_gpus=node_gpus, node_cpu_memory="64GiB"), driver
+    )
     await driver.close()
-    return found
+    return inspection
 
 
-def uuids(found: Sequence[Gpu]) -> list[str]:
-    return [gpu.uuid for gpu in found]
+def uuids(cards: Sequence[Gpu]) -> list[str]:
+    return [gpu.uuid for gpu in cards]
 
 
 @on_loop
 async def test_node_counts_usable_gpu_memory(machine: Machine) -> None:
-    found = await inspected(machine, H100)
-    resources = found.node.resources
+    inspection = await inspected(machine, H100)
+    resources = inspection.node.resources
     assert resources.gpu_bytes == ((81559 - 454) * MIB,) * 8
     assert list(resources.gpu_uuids) == [card.gpu.uuid for card in H100]
-    assert found.has_gpus
+    assert inspection.has_gpus
 
 
 @on_loop
@@ -53,11 +55,11 @@ async def test_node_and_processes_number_gpus_alike(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    found = await inspected(machine, MIXED)
+    inspection = await inspected(machine, MIXED)
     expected = [MIXED[3].gpu.uuid, MIXED[1].gpu.uuid]
-    assert list(found.node.resources.gpu_uuids) == expected
+    assert list(inspection.node.resources.gpu_uuids) == expected
     (runtime, *_) = Runtimes(Path("/nowhere")).installed().values()
-    variables = environment(runtime, found.gpus.variable)
+    variables = environment(runtime, inspection.gpus.variable)
     assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(expected)
     assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     # Processes for untrusted code number GPUs alike.
@@ -82,10 +84,10 @@ async def test_only_one_mig_instance_is_used(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    found = await inspected(machine, A100_MIG)
+    inspection = await inspected(machine, A100_MIG)
     (first, *_) = A100_MIG[0].instances or ()
-    assert uuids(found.gpus.gpus) == [first.uuid]
-    assert found.node.resources.gpu_bytes == (40192 * MIB,)
+    assert uuids(inspection.gpus.gpus) == [first.uuid]
+    assert inspection.node.resources.gpu_bytes == (40192 * MIB,)
     assert "7 MIG instances are not used" in caplog.text
 
 
@@ -94,10 +96,10 @@ async def test_gpu_memory_shared_with_cpu_counts_only_if_declared(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    found = await inspected(machine, GB10)
-    assert found.node.resources.gpu_bytes == ()
-    assert not found.has_gpus
-    assert found.gpus.variable is None
+    inspection = await inspected(machine, GB10)
+    assert inspection.node.resources.gpu_bytes == ()
+    assert not inspection.has_gpus
+    assert inspection.gpus.variable is None
     assert "shares the machine's memory" in caplog.text
     declared = await inspected(machine, GB10, "1x96GiB")
     assert declared.node.resources.gpu_bytes == (96 << 30,)
@@ -124,9 +126,9 @@ async def test_declared_gpus_override_detected_gpus(
 def test_node_with_changed_gpus_rejects_replica() -> None:
     counted = [card.gpu.uuid for card in H100[:2]]
     _check_gpus(counted, tuple(counted))
-    for here in (counted[:1], counted[::-1], []):
+    for visible in (counted[:1], counted[::-1], []):
         with pytest.raises(ActorError, match="have changed since the node started"):
-            _check_gpus(counted, here)
+            _check_gpus(counted, visible)
     # Without detected GPUs there is nothing to compare.
     _check_gpus([None, None], ())
     _check_gpus([], counted)
@@ -143,7 +145,7 @@ async def test_concurrent_discoveries_share_one_node(machine: Machine, tmp_path:
         trusted=True,
         uses_placement=True,
     )
-    (one,), (two,) = await asyncio.gather(fleet.discover(), fleet.discover())
-    assert one is two
-    assert len(one.resources.gpu_uuids) == 8
+    (first,), (two,) = await asyncio.gather(fleet.discover(), fleet.discover())
+    assert first is two
+    assert len(first.resources.gpu_uuids) == 8
     await fleet.close()

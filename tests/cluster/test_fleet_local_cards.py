@@ -45,7 +45,7 @@ def test_no_gpu_is_chosen_if_all_together_are_too_small() -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 150), st.integers(0, 9))
 def test_chosen_gpus_fit_model_and_fewer_do_not(free: list[int], size: int, context: int) -> None:
-    room = sorted((max(0, each - context) for each in free), reverse=True)
+    room = sorted((max(0, free_bytes - context) for free_bytes in free), reverse=True)
     chosen = choose([60] * len(free), free, size, context)
     if chosen is None:
         assert sum(room) < size
@@ -92,7 +92,7 @@ async def test_each_replica_of_small_model_takes_its_own_gpu(machine: Machine) -
         assert first == {0: whole}
         async with cards.chosen(CONFIG, RUNTIME) as second:
             assert second == {1: whole}
-    # The free memory is what the driver reports; nothing was loaded here.
+    # The driver reports the free memory; this test loads nothing.
     async with cards.chosen(CONFIG, RUNTIME) as third:
         assert third == {0: whole}
     await driver.close()

@@ -71,7 +71,7 @@ async def published(
     gateway = PublishedModels(SharedCache(client, SIGNER), objects)
     mirror = HfMirror(share_weights=False, find=gateway.find)
     running = (storing.run(), publisher.run(), gateway.run(mirror))
-    tasks = [asyncio.create_task(each) for each in running]
+    tasks = [asyncio.create_task(coroutine) for coroutine in running]
     try:
         with serving(Starlette(routes=[Mount("/hub", routes=mirror.routes())])) as url:
             yield f"{url}/hub"
@@ -167,7 +167,7 @@ def test_shared_files_of_remote_model_come_from_hub(tmp_path: Path, tiny_gpt2: P
     with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
         temporary = tmp_path / "tmp"
         temporary.mkdir()
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", FIND],
             env={
                 **os.environ,
@@ -181,15 +181,15 @@ def test_shared_files_of_remote_model_come_from_hub(tmp_path: Path, tiny_gpt2: P
             check=True,
         )
         info = httpx.get(f"{url}/hub/api/models/org/name").json()
-    found, absent = map(json.loads, done.stdout.splitlines())
+    present, absent = map(json.loads, process.stdout.splitlines())
     assert absent is None
     everything = {path.name for path in tiny_gpt2.iterdir()}
-    assert "config.json" in found["names"]
-    assert "tokenizer.json" in found["names"]
-    assert {*found["names"], *found["withheld"]} == everything
-    assert "model.safetensors" in found["withheld"]
-    assert (found["commit"], found["task"]) == (info["sha"], "text-generation")
-    assert found["config"] == (tiny_gpt2 / "config.json").read_text()
+    assert "config.json" in present["names"]
+    assert "tokenizer.json" in present["names"]
+    assert {*present["names"], *present["withheld"]} == everything
+    assert "model.safetensors" in present["withheld"]
+    assert (present["commit"], present["task"]) == (info["sha"], "text-generation")
+    assert present["config"] == (tiny_gpt2 / "config.json").read_text()
     # A cached ref would lead a client on this machine to a commit without weights; the rest is deleted.
     assert not list((tmp_path / "home").glob("hub/models--*"))
     assert not list(temporary.iterdir())

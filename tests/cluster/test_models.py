@@ -228,9 +228,9 @@ def test_model_with_two_names_has_label_of_hub_in_metrics() -> None:
 
 def test_operator_selects_model_by_repo_id_or_key() -> None:
     models = Models([DeploymentConfig("Org/Name", "x"), DeploymentConfig("Org/Name", "x", "v2")])
-    both, one = models.called("org/name"), models.called(str(key("Org/Name", "v2")))
+    both, versioned = models.called("org/name"), models.called(str(key("Org/Name", "v2")))
     assert len(both) == 2
-    assert one == [both[1]]
+    assert versioned == [both[1]]
     assert models.called("org/other") == []
     with pytest.raises(ValueError, match="not a model key"):
         models.called("{")

@@ -106,7 +106,7 @@ async def test_replica_delivers_result_and_answers_with_summary() -> None:
     async with a_replica() as replica:
         request = a_request(env=BRIEFLY)
         assert briefly(await running(replica, request)) == DELIVERED
-        assert [r.status for r in replica.told] == [Status.RUNNING, Status.COMPLETED]
+        assert [r.status for r in replica.responses] == [Status.RUNNING, Status.COMPLETED]
 
 
 @on_loop
@@ -137,16 +137,16 @@ async def test_completed_job_is_not_run_again() -> None:
         live, polled = a_request(env=BRIEFLY), a_request(None, env=BRIEFLY)
         for request in (live, polled):
             await running(replica, request)
-        replica.told.clear()
+        replica.responses.clear()
         for request in (live, polled):
             assert briefly(await running(replica, request)) == DELIVERED
-        assert replica.told == []
+        assert replica.responses == []
         # The next leader has meanwhile stored QUEUED for the polling client.
         replica.kept[polled.id] = Status.QUEUED
         for request in (live, polled):
             assert briefly(await running(replica, request)) == DELIVERED
         assert replica.actor.ran == [live.id, polled.id]
-        assert replica.told == [Response(polled.id, Status.COMPLETED, "Done.")]
+        assert replica.responses == [Response(polled.id, Status.COMPLETED, "Done.")]
         assert (await described(replica)).requests == (live.id, polled.id)
 
 
@@ -170,10 +170,10 @@ async def test_evicted_or_lost_job_may_run_again(outcome: str) -> None:
 @on_loop
 async def test_evicted_job_from_channel_is_given_back() -> None:
     async with a_replica() as replica:
-        done, evicted = a_request(env=BRIEFLY), a_request()
-        for request in (done, evicted):
+        completed, evicted = a_request(env=BRIEFLY), a_request()
+        for request in (completed, evicted):
             replica.jobs.put_nowait(request)
-        while replica.actor.ran != [done.id, evicted.id]:
+        while replica.actor.ran != [completed.id, evicted.id]:
             await replica.actor.runs.wait()
             await asyncio.sleep(0)
         await replica.actor.runs.wait()
@@ -236,7 +236,7 @@ async def test_job_from_channel_and_call_runs_once() -> None:
         assert briefly(await running(replica, second)) == DELIVERED
         assert briefly(await running(replica, first)) == DELIVERED
         assert sorted(replica.actor.ran) == sorted([first.id, second.id])
-        assert [r.status for r in replica.told].count(Status.COMPLETED) == 2
+        assert [r.status for r in replica.responses].count(Status.COMPLETED) == 2
 
 
 @on_loop
@@ -316,8 +316,12 @@ async def test_replica_ends_with_its_processes() -> None:
 @on_loop
 async def test_calls_before_start_are_answered() -> None:
     replica = StandIn(ORDER)
-    said = await described(replica)
-    assert (said.level, said.ended, said.model) == (None, False, None)
+    last_description = await described(replica)
+    assert (last_description.level, last_description.ended, last_description.model) == (
+        None,
+        False,
+        None,
+    )
     assert (await running(replica, a_request())).why == "lost"
     assert (await moved(replica.from_cache({}))).error
     await replica.stop()
@@ -352,11 +356,13 @@ def test_leader_of_another_version_cannot_start_replica(monkeypatch: pytest.Monk
     monkeypatch.setenv("NDIF_OBJECT_STORE_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(logging.root, "level", logging.root.level)
 
-    async def said() -> MoveAnswer:
+    async def answer_of_start() -> MoveAnswer:
         actor = NodeActor(ORDER)
         await actor.follow(
             {"protocol": PROTOCOL + 1, "secrets": ["s"], "term": "t", "broker_password": None}
         )
         return await moved(actor.start())
 
-    assert "has another version than on the leader's machine" in asyncio.run(said()).error
+    assert (
+        "has another version than on the leader's machine" in asyncio.run(answer_of_start()).error
+    )

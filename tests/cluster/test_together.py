@@ -57,10 +57,10 @@ def test_small_model_leaves_only_large_gpu_to_large_model() -> None:
 
 def test_tie_enumerator_visits_every_choice_once() -> None:
     ways = TieEnumerator(random.Random(0))
-    seen = []
+    order = []
     while True:
         first = ways.choice("ab")
-        seen.append(first + (ways.choice("cde") if first == "a" else ""))
+        order.append(first + (ways.choice("cde") if first == "a" else ""))
         if not ways.next():
             break
-    assert seen == ["ac", "ad", "ae", "b"]
+    assert order == ["ac", "ad", "ae", "b"]

@@ -79,12 +79,13 @@ def test_variables_of_ndif_reference_are_valid(monkeypatch: pytest.MonkeyPatch) 
     assert options.object_store_access_key == "minioadmin"
     assert options.object_store_secret_key.get_secret_value() == "minioadmin"
     assert (options.postgres_port, options.postgres_db) == (5432, "ndif")
-    told = unread(given)
+    sentences = unread(given)
     # This server has no counterpart of these variables.
     for name in ("RAY_DASHBOARD_PORT", "RAY_SERVE_PORT", "CONTROLLER_IMPORT_PATH"):
-        assert sum(f"NDIF_{name} is not read: " in each for each in told) == 1
-    assert sum("are not set: the server uses MinIO's default keys" in s for s in told) == 1
-    assert len(told) == 4
+        assert sum(f"NDIF_{name} is not read: " in warning for warning in sentences) == 1
+    assert sum("are not set: the server uses MinIO's default keys" in s for s in sentences)
+        == 1
+    assert len(sentences) == 4
 
 
 @pytest.mark.parametrize(
@@ -109,26 +110,28 @@ def test_variable_with_ndif_name_is_read_and_local_name_is_reported(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     value, field = VALUES.get(name, "7"), FIELDS[name]
-    here = name_of(field)
+    variable = name_of(field)
     # NDIF has a separate variable for the bucket.
-    monkeypatch.setenv(here, f"{value}/traces" if name == "NDIF_INFLUX_URL" else value)
+    monkeypatch.setenv(variable, f"{value}/traces" if name == "NDIF_INFLUX_URL" else value)
     by_its_name_here = getattr(Settings(), field)
-    monkeypatch.delenv(here)
+    monkeypatch.delenv(variable)
     monkeypatch.setenv("NDIF_INFLUX_BUCKET", "traces")
     monkeypatch.setenv("NDIF_INFLUX_ORG", "lab")
     monkeypatch.setenv(name, value)
     assert (
         getattr(Settings(), field) == by_its_name_here != getattr(Settings.model_construct(), field)
     )
-    assert f"The variable {name} is read as {here}, its name here." in unread(os.environ)
+    assert f"The variable {name} is read as {variable}, its name here." in unread(
+        os.environ
+    )
 
 
 def test_local_variable_name_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_REDIS_URL", "redis://theirs:6379/")
     monkeypatch.setenv("NDIF_BROKER_URL", "redis://ours:6379/")
     assert Settings().broker_url == "redis://ours:6379/"
-    (told,) = unread(os.environ)
-    assert told.startswith(
+    (warning,) = unread(os.environ)
+    assert warning.startswith(
         "The variable NDIF_REDIS_URL is not read, because NDIF_BROKER_URL is set"
     )
 
@@ -137,9 +140,9 @@ def test_command_warns_of_foreign_variable_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NDIF_HOME", str(tmp_path))
-    said = CliRunner().invoke(cli, ["info", "--config", "--json"])
+    result = CliRunner().invoke(cli, ["info", "--config", "--json"])
     assert (
         "Warning: The variable NDIF_HOME is read as NDIF_SESSION_ROOT, its name here."
-        in said.stderr
+        in result.stderr
     )
-    assert str(tmp_path) in said.stdout
+    assert str(tmp_path) in result.stdout

@@ -19,8 +19,8 @@ from ndif.config.units import parse_gpus
 EXAMPLE = Path(__file__).parents[2] / ".env.example"
 
 
-def found(options: Settings) -> dict[str, variables.Variable]:
-    return {each.name: each for each in variables.variables(options)}
+def variables_by_name(options: Settings) -> dict[str, variables.Variable]:
+    return {variable.name: variable for variable in variables.variables(options)}
 
 
 def test_env_example_is_up_to_date() -> None:
@@ -55,19 +55,19 @@ def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setenv(name, "")
     options = read()
     assert changed(options) == {}
-    assert {each.source for each in variables.variables(options)} == {"default"}
+    assert {variable.source for variable in variables.variables(options)} == {"default"}
 
 
 def test_every_variable_has_description() -> None:
-    for each in found(Settings()).values():
-        assert each.meaning.endswith("."), each.name
+    for variable in variables_by_name(Settings()).values():
+        assert variable.meaning.endswith("."), variable.name
 
 
 def test_variable_reports_source_of_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NDIF_RUNNER_POOL", "7")
     monkeypatch.setenv("COORDINATOR_PROCESSOR_REPLY_FREQ_S", "1.5")
     monkeypatch.delenv("NDIF_MAX_ATTEMPTS", raising=False)
-    values = found(Settings())
+    values = variables_by_name(Settings())
     assert (values["NDIF_RUNNER_POOL"].value, values["NDIF_RUNNER_POOL"].default) == (7, 2)
     assert values["NDIF_RUNNER_POOL"].source == "environment"
     assert values["COORDINATOR_PROCESSOR_REPLY_FREQ_S"].value == 1.5
@@ -103,7 +103,7 @@ def test_secrets_are_hidden_in_shown_and_saved_settings(monkeypatch: pytest.Monk
     monkeypatch.setenv(
         "NDIF_SCHEDULE", "https://calendar.org/ical/private-hunter2/basic.ics?t=hunter2"
     )
-    values = found(More())
+    values = variables_by_name(More())
     assert "hunter2" not in repr(values)
     assert values["NDIF_PASSWORD"].value == "(hidden)"
     assert values["NDIF_BROKER_URL"].value == "redis://(hidden)@broker:6379/0"
@@ -167,12 +167,18 @@ def test_all_invalid_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_unknown_variable_is_reported(name: str, says: str) -> None:
-    (found,) = unread({name: "1"})
-    assert found.endswith(says)
+    (warning,) = unread({name: "1"})
+    assert warning.endswith(says)
 
 
 def test_known_variables_are_not_reported() -> None:
-    names = [*found(Settings()), "NDIF_HOST", "NDIF_API_KEY", "ndif_sandbox", "_NDIF_COMPLETE"]
+    names = [
+        *variables_by_name(Settings()),
+        "NDIF_HOST",
+        "NDIF_API_KEY",
+        "ndif_sandbox",
+        "_NDIF_COMPLETE",
+    ]
     assert unread(dict.fromkeys(names, "1")) == []
 
 
@@ -186,9 +192,9 @@ def test_commands_warn_of_unknown_variables(
         ["start", "--deployment-config", str(tmp_path / "none")],
         ["local", "start", str(tmp_path / "none")],
     ):
-        said = CliRunner().invoke(cli, command)
-        assert "NDIF_SANBOX is not read: did you mean NDIF_SANDBOX?" in said.stderr, said
-        assert "NDIF_SANBOX" not in said.stdout
+        result = CliRunner().invoke(cli, command)
+        assert "NDIF_SANBOX is not read: did you mean NDIF_SANDBOX?" in result.stderr, result
+        assert "NDIF_SANBOX" not in result.stdout
 
 
 def test_secret_file_is_read_unless_variable_is_set(

@@ -32,18 +32,20 @@ def answer_of(kind: type[Operation | AccountOperation], plain: Any) -> Any:
     return from_plain(kind.answer, plain)
 
 
-def told(kind: type[Operation | AccountOperation], **fields: Any) -> list[tuple[str, str, str]]:
+def events_for(
+    kind: type[Operation | AccountOperation], **fields: Any
+) -> list[tuple[str, str, str]]:
     example = example_of(kind) if kind.model_fields else {}
     operation = parse_operation(kind, {**example, **fields})
     events = events_of(operation, answer_of(kind, example_of(kind.answer)), "token", 1.0)
-    assert all((each.at, each.by, each.count) == (1.0, "token", 1) for each in events)
-    return [(each.kind, each.subject, each.text) for each in events]
+    assert all((event.at, event.by, event.count) == (1.0, "token", 1) for event in events)
+    return [(event.kind, event.subject, event.text) for event in events]
 
 
 @pytest.mark.parametrize("kind", [*OPERATIONS, *ACCOUNT_OPERATIONS], ids=lambda kind: kind.name)
 def test_only_changing_operations_emit_events(kind: type[Operation]) -> None:
     fields = {"dry_run": False} if kind.name == "gc" else {}
-    events = told(kind, **fields)
+    events = events_for(kind, **fields)
     assert bool(events) == (kind.name not in READ)
     for _, subject, text in events:
         assert subject
@@ -52,13 +54,13 @@ def test_only_changing_operations_emit_events(kind: type[Operation]) -> None:
 
 def test_dry_run_emits_no_event() -> None:
     (collect,) = (kind for kind in OPERATIONS if kind.name == "gc")
-    assert told(collect, dry_run=True) == []
+    assert events_for(collect, dry_run=True) == []
 
 
 def test_event_subject_is_model_name() -> None:
     named = {kind.name: kind for kind in OPERATIONS}
     for name in ("deploy", "evict", "scale", "restart"):
-        assert told(named[name])[0][1] == "openai-community/gpt2"
+        assert events_for(named[name])[0][1] == "openai-community/gpt2"
 
 
 def test_event_text_of_failed_operation_reports_failure() -> None:
@@ -68,10 +70,10 @@ def test_event_text_of_failed_operation_reports_failure() -> None:
     (event,) = events_of(deploy, answer, "token", 1.0)
     assert event.text == "Failed for nnsight 0.8: It is broken."
     evict = parse_operation(Evict, {"model": "a/b"})
-    gone = {"model_key": "a/b", "replica_id": None}
-    (event,) = events_of(evict, answer_of(Evict, {"evicted": [gone]}), "token", 1.0)
+    evicted_row = {"model_key": "a/b", "replica_id": None}
+    (event,) = events_of(evict, answer_of(Evict, {"evicted": [evicted_row]}), "token", 1.0)
     assert event.text == "It had no replica."
-    answer = answer_of(Evict, {"evicted": [gone, {**gone, "replica_id": "r1"}]})
+    answer = answer_of(Evict, {"evicted": [evicted_row, {**evicted_row, "replica_id": "r1"}]})
     (event,) = events_of(evict, answer, "token", 1.0)
     assert event.text == "1 replica off the devices."
 
@@ -81,12 +83,12 @@ def test_scale_event_names_evicted_models() -> None:
         return str(Variant(ModelKey("a.B", repo_id), generation))
 
     keys = [key("a/b", "0.8"), key("a/b", "0.7"), key("c/d", "0.8")]
-    evicted = [{"model": each, "replica_id": "r1"} for each in keys]
+    evicted = [{"model": key, "replica_id": "r1"} for key in keys]
     outcome = {"repo_id": "a/b", "generation": "0.8", "replicas": [], "problem": None}
     scale = parse_operation(Scale, {"model": "a/b", "replicas": 0})
     answer = answer_of(Scale, {"models": [{**outcome, "evicted": evicted}]})
     events = events_of(scale, answer, "token", 1.0)
-    assert [(each.kind, each.subject, each.text) for each in events] == [
+    assert [(event.kind, event.subject, event.text) for event in events] == [
         ("scaled", "a/b", "0 replicas for nnsight 0.8."),
         ("evicted", "a/b", "Its memory went to a/b."),
         ("evicted", "c/d", "Its memory went to a/b."),

@@ -56,31 +56,31 @@ async def test_files_are_fetched_ahead_on_every_node_of_booking(
     config = DeploymentConfig("a/a", "a/a", replicas=2)
     booking = Window(config, now + timedelta(minutes=50), now + timedelta(hours=2), "a/a")
 
-    async def look() -> list[str]:
+    async def fetched_now() -> list[str]:
         asked.clear()
         ended.clear()
         ahead.update([booking], lambda _: "0.8")
         await asyncio.wait(ahead._tasks.values())
         return sorted(asked)
 
-    assert await look() == ["one", "two"]
+    assert await fetched_now() == ["one", "two"]
     assert ended == ["one"]  # even if the other node fails
     assert "a/a could not be downloaded ahead of its booking: its disk is full" in caplog.text
     full.clear()
-    assert await look() == []  # no immediate retry
+    assert await fetched_now() == []  # no immediate retry
     now += timedelta(minutes=10)
-    assert await look() == ["one", "two"]
+    assert await fetched_now() == ["one", "two"]
     assert sorted(ended) == ["one", "two"]
     now += timedelta(minutes=10)
-    assert await look() == []
-    assert [each.kind for each in events.latest()] == ["fetched"]
+    assert await fetched_now() == []
+    assert [event.kind for event in events.latest()] == ["fetched"]
     # One node leaves and another joins.
     nodes[0] = Node("three", "three", Resources.of([24], 0, 1.0))
     await controller.discover()
-    assert await look() == ["three", "two"]
+    assert await fetched_now() == ["three", "two"]
     del nodes[0]
     await controller.discover()
     now += timedelta(minutes=10)
-    assert await look() == ["two"]
+    assert await fetched_now() == ["two"]
     assert "now there is room for 1 of 2 replicas" in caplog.text
     await ahead.stop()

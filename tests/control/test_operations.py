@@ -94,9 +94,9 @@ def leader(
 ) -> RemoteLeader:
     """Return a gateway's remote leader; `rpc` answers its calls."""
     nothing = cast(Any, None)
-    known = Repositories()
+    repositories = Repositories()
     return RemoteLeader(
-        cast(LeaderRpc, rpc), nothing, nothing, known, timeout_s=timeout_s, stop=stop
+        cast(LeaderRpc, rpc), nothing, nothing, repositories, timeout_s=timeout_s, stop=stop
     )
 
 
@@ -196,4 +196,4 @@ def test_outcome_includes_evicted_models_without_replica() -> None:
     request = SimpleNamespace(model=model, generation="0.8", replicas=1, withdrawn=False)
     result = SimpleNamespace(replica_ids=("r1",), evicted=(("org/a@0.8", "r2"),), problem=None)
     outcome = outcome_of(cast(Any, request), cast(Any, result), [("org/b@0.8", None)])
-    assert [each.replica_id for each in outcome.evicted] == [None, "r2"]
+    assert [evicted.replica_id for evicted in outcome.evicted] == [None, "r2"]

@@ -27,11 +27,11 @@ def _a_look_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "_SNAPSHOT_COST", 0)
 
 
-async def next_of(world: World, seen: str = "", users: Sequence[str] = ()) -> dict[str, Any]:
+async def next_of(world: World, last: str = "", users: Sequence[str] = ()) -> dict[str, Any]:
     """Return the next state as JSON, checked against its schema."""
-    found = await world.overview.next(seen, users)
-    assert from_plain(NextState, to_plain(found)) == found
-    plain: dict[str, Any] = to_plain(found)
+    state = await world.overview.next(last, users)
+    assert from_plain(NextState, to_plain(state)) == state
+    plain: dict[str, Any] = to_plain(state)
     return plain
 
 
@@ -50,12 +50,12 @@ def test_job_is_counted_for_all_and_listed_only_for_its_user(tmp_path: Path) -> 
             running = await world.send("a/a", run_s=100.0, user="ada")
             waiting = await world.send("a/a", run_s=1.0, user="bob")
             await elapse(60)
-            seen = await next_of(world, first["name"], ["ada", "carol"])
-            assert seen["jobs"].keys() == {"ada"}
-            (job,) = seen["jobs"]["ada"]
+            state = await next_of(world, first["name"], ["ada", "carol"])
+            assert state["jobs"].keys() == {"ada"}
+            (job,) = state["jobs"]["ada"]
             assert (job["id"], job["status"]) == (running, "DISPATCHED")
             assert "user" not in job
-            model = models_of(seen["state"])["a/a"]
+            model = models_of(state["state"])["a/a"]
             assert (model["level"], model["state"]) == ("HOT", "RUNNING")
             (queue,) = model["generations"]
             assert (queue["running"], queue["waiting"]) == (1, 1)
@@ -63,13 +63,13 @@ def test_job_is_counted_for_all_and_listed_only_for_its_user(tmp_path: Path) -> 
             (replica,) = queue["replicas"]
             assert replica["busy"]
             assert model["protected_until"] == replica["deployed"] + 600
-            (held,) = seen["state"]["nodes"][0]["gpus"][0]["held"]
+            (held,) = state["state"]["nodes"][0]["gpus"][0]["held"]
             assert (held["model"], held["level"]) == ("a/a", "HOT")
             for secret in ("ada", "bob", running, waiting):
-                assert secret not in json.dumps(seen["state"])
+                assert secret not in json.dumps(state["state"])
             await world.until_ended(running, waiting)
             await elapse(5)
-            after = await next_of(world, seen["name"], ["ada", "carol"])
+            after = await next_of(world, state["name"], ["ada", "carol"])
             assert after["jobs"] == {}
             model = models_of(after["state"])["a/a"]
             (queue,) = model["generations"]
@@ -83,20 +83,20 @@ def test_reader_of_current_state_waits_for_change(tmp_path: Path) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with World(tmp_path, {"a/a": 60}) as world:
-            seen = await next_of(world)
+            state = await next_of(world)
             before = loop.time()
-            assert await next_of(world, seen["name"]) == {
-                "name": seen["name"],
+            assert await next_of(world, state["name"]) == {
+                "name": state["name"],
                 "state": None,
                 "jobs": {},
             }
             assert loop.time() - before >= PATIENCE_S
             before = loop.time()
-            coming = asyncio.create_task(next_of(world, seen["name"]))
+            coming = asyncio.create_task(next_of(world, state["name"]))
             await elapse(0.5)
             await world.send("a/a")
             changed = await coming
-            assert changed["name"] != seen["name"]
+            assert changed["name"] != state["name"]
             assert loop.time() - before < PATIENCE_S
             # Concurrent readers get the same state.
             assert await next_of(world) == changed
@@ -145,13 +145,13 @@ def test_job_history_is_read_only_while_state_is_watched(tmp_path: Path) -> None
                         1,
                     )
                 )
-            seen = await next_of(world)
+            state = await next_of(world)
             # The first state does not wait for the job history.
-            found = await next_of(world, seen["name"])
-            (interval,) = found["state"]["history"]["intervals"]
+            state_after = await next_of(world, state["name"])
+            (interval,) = state_after["state"]["history"]["intervals"]
             assert (interval["jobs"], interval["errors"]) == (4, 0)
             assert 1.6 < interval["total_s"][0] < 2.4
             assert 0.8 < interval["wait_s"][0] < 1.2
-            assert "ada" not in json.dumps(found["state"])
+            assert "ada" not in json.dumps(state_after["state"])
 
     run(main())

@@ -1,4 +1,4 @@
-"""A real browser that tests drive: Debian's Chromium, by Playwright."""
+"""A real browser for tests: Debian's Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PHONE = {"width": 390, "height": 844}
 
 @contextlib.contextmanager
 def chromium(program: str) -> Iterator[Browser]:
-    """Chromium without a window."""
+    """Start Chromium without a window."""
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -34,7 +34,7 @@ def chromium(program: str) -> Iterator[Browser]:
 def visiting(
     browser: Browser, url: str, *, key: str = "", clean: bool = True, **options: Any
 ) -> Iterator[Page]:
-    """The page at an address, with an API key if one is given; `clean` if nothing may go wrong in it."""
+    """Open the page at an address, with an API key if given; `clean`: the page must show no errors."""
     with browser.new_context(**{"viewport": DESKTOP, **options}) as context:
         context.set_default_timeout(PATIENCE_MS)
         if key:
@@ -44,7 +44,9 @@ def visiting(
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on(
             "console",
-            lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None,
+            lambda message: (
+                wrong.append(message.text) if message.type in ("error", "warning") else None
+            ),
         )
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         page.goto(url)
@@ -54,9 +56,12 @@ def visiting(
 
 
 def check_access(page: Page) -> None:
-    """Assert that axe finds nothing serious that would shut somebody out of the page as it is now."""
-    found = Axe().run(page).response["violations"]
-    grave = [each for each in found if each["impact"] in ("serious", "critical")]
+    """Assert that axe finds no serious or critical accessibility problem in the page's current state."""
+    violations = Axe().run(page).response["violations"]
+    grave = [
+        violation for violation in violations if violation["impact"] in ("serious", "critical")
+    ]
     assert not grave, [
-        (each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in grave
+        (violation["id"], [node["html"][:200] for node in violation["nodes"][:3]])
+        for violation in grave
     ]

@@ -1,4 +1,4 @@
-"""A made-up laboratory: the state of its server, and the dashboard over it. The screenshots show it."""
+"""An invented laboratory: the state of its server, and the dashboard, which the screenshots show."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RUNNING, WAITING, DONE, FETCHED, FAILED = (
     f"{n}d9ff6ea-2f0c-4b1f-8f4e-6c1d5a7b9e21" for n in range(1, 6)
 )
 RESULT = b"PK\x03\x04" + bytes(3_000_000)
-"""The result of `DONE`, as `torch.save` may have written it."""
+"""The result of `DONE`, in the form of `torch.save`."""
 ERROR = """Traceback (most recent call last):
   File "trace.py", line 4, in <module>
     first = model.transformer.h[12].output.save()
@@ -53,7 +53,7 @@ _STEP_S = 300.0
 
 
 def replica(number: int, node: str, age_s: float, now: float, **changed: Any) -> dict[str, Any]:
-    """A replica that serves."""
+    """Return a replica that serves."""
     return {
         "id": f"{number:08x}",
         "node": node,
@@ -68,11 +68,11 @@ def replica(number: int, node: str, age_s: float, now: float, **changed: Any) ->
 
 
 def in_generation(replicas: Sequence[dict[str, Any]], **changed: Any) -> dict[str, Any]:
-    """A model in nnsight 0.8."""
+    """Return a model's entry for nnsight 0.8."""
     return {
         "generation": "0.8",
         "processor": "READY",
-        "desired": sum(each["level"] == "HOT" for each in replicas),
+        "desired": sum(entry["level"] == "HOT" for entry in replicas),
         "waiting": 0,
         "running": 0,
         "oldest": None,
@@ -84,7 +84,7 @@ def in_generation(replicas: Sequence[dict[str, Any]], **changed: Any) -> dict[st
 
 
 def model(repo_id: str, size_gib: float | None, **changed: Any) -> dict[str, Any]:
-    """A model that serves and is dedicated."""
+    """Return a dedicated model that serves."""
     return {
         "key": f'nnsight.modeling.transformers.TransformersModel:{{"repo_id": "{repo_id}"}}',
         "repo_id": repo_id,
@@ -105,8 +105,8 @@ def model(repo_id: str, size_gib: float | None, **changed: Any) -> dict[str, Any
 
 
 def memory(total_gib: float, *held: tuple[str, str, float]) -> dict[str, Any]:
-    """Memory in which models hold something: their name, level and GiB."""
-    taken = sum(each for _, _, each in held)
+    """Return memory in use by models, given by name, level and GiB."""
+    taken = sum(size for _, _, size in held)
     return {
         "bytes": int(total_gib * GIB),
         "free_bytes": int((total_gib - taken) * GIB),
@@ -122,7 +122,7 @@ def gpu(total_gib: float, *held: tuple[str, str, float]) -> dict[str, Any]:
 
 
 def history(now: float) -> dict[str, Any]:
-    """Six hours of a morning that gets busier."""
+    """Return the history of six hours with rising load."""
     since = (now - 6 * 3600) // _STEP_S * _STEP_S
     intervals = []
     for index in range(int((now - since) // _STEP_S) + 1):
@@ -142,7 +142,7 @@ def history(now: float) -> dict[str, Any]:
 
 
 def laboratory(now: float) -> dict[str, Any]:
-    """The state of a server with two machines and eight models."""
+    """Return the state of a server with two nodes and eight models."""
     llama70, llama8 = "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-8B-Instruct"
     qwen, gemma, gpt2 = "Qwen/Qwen2.5-32B", "google/gemma-2-9b", "openai-community/gpt2"
     olmo, pythia = "allenai/OLMo-2-1124-13B", "EleutherAI/pythia-6.9b-deduped"
@@ -294,7 +294,7 @@ def laboratory(now: float) -> dict[str, Any]:
 
 
 def own_jobs(now: float) -> list[dict[str, Any]]:
-    """Jobs of one user: one that runs, one that waits, and some that have ended."""
+    """Return the jobs of one user: a running job, a waiting job, and some that have ended."""
     shared = {"user": USER, "model": "meta-llama/Llama-3.1-70B", "generation": "0.8"}
     waits = {"dispatched": None, "ended": None, "position": 3, "expected_start_s": 42.0}
     jobs: list[dict[str, Any]] = [
@@ -332,7 +332,7 @@ def own_jobs(now: float) -> list[dict[str, Any]]:
 
 
 def trace_of(job: dict[str, Any]) -> dict[str, Any]:
-    """The steps of a job."""
+    """Return the steps of a job."""
     start = job["received"]
     steps = (
         ("receive", "gateway", -0.02, 0.0),
@@ -361,7 +361,7 @@ def trace_of(job: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Laboratory:
-    """A server whose state is what a test says it is."""
+    """A server whose state a test sets."""
 
     state: dict[str, Any] = field(default_factory=lambda: laboratory(time.time()))
     jobs: list[dict[str, Any]] = field(default_factory=lambda: own_jobs(time.time()))
@@ -370,7 +370,7 @@ class Laboratory:
     killed: list[str] = field(default_factory=list)
 
     def change(self) -> None:
-        """Make what was changed the next state."""
+        """Publish the changed fields as the next state."""
         self.version += 1
 
     async def next(self, seen: str, users: Sequence[str]) -> NextState:
@@ -396,7 +396,7 @@ class Laboratory:
         return from_plain(kind, answer)
 
     async def _perform(self, operation: Operation) -> Any:
-        """Perform what users ask for."""
+        """Perform the operations of users."""
         match operation:
             case GetJobs():
                 return from_plain(JobList, {"jobs": self.jobs})
@@ -431,13 +431,13 @@ class Laboratory:
 
 
 def leave(store: FileStore, url: str) -> None:
-    """Store what one job that completed, and one that failed, leave for their user."""
-    done = {"description": "", "data": store.url(result_key(DONE), url)}
+    """Store the result of a completed job, and the end of both that job and a failed job."""
+    completed = {"description": "", "data": store.url(result_key(DONE), url)}
     ends = {
-        DONE: {"id": DONE, "status": "COMPLETED", **done},
+        DONE: {"id": DONE, "status": "COMPLETED", **completed},
         FAILED: {"id": FAILED, "status": "ERROR", "description": ERROR},
     }
-    contents = {end_key(each): StoredResponse(end, USER).encode() for each, end in ends.items()}
+    contents = {end_key(job_id): StoredResponse(end, USER).encode() for job_id, end in ends.items()}
     contents[result_key(DONE)] = zstandard.ZstdCompressor().compress(RESULT)
     for key, content in contents.items():
         store.path(key).parent.mkdir(exist_ok=True)
@@ -445,18 +445,18 @@ def leave(store: FileStore, url: str) -> None:
 
 
 async def _no_update(request_id: str, stored: Status | None) -> None:
-    """Return nothing: all that is polled for has ended."""
+    """Return nothing: all polled jobs have ended."""
 
 
 async def _no_event(*_: Any, **__: Any) -> None:
-    """Note nothing."""
+    """Ignore the event."""
 
 
 @contextlib.contextmanager
 def served(
     server: Laboratory, folder: Path, mode: str = "public", operators: Operators | None = None
 ) -> Iterator[str]:
-    """The address of the dashboard over a laboratory, in which Ada has a key."""
+    """Serve the dashboard of a laboratory, in which Ada has a key; yield its address."""
     keys = folder / "keys.yaml"
     keys.write_text(f"keys:\n- {{key: {KEY}, user: {USER}}}\n")
     keys.chmod(0o600)

@@ -35,8 +35,8 @@ HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium(need("chromium", "chromium")) as found:
-        yield found
+    with chromium(need("chromium", "chromium")) as started:
+        yield started
 
 
 def enter(page: Page, password: str) -> None:
@@ -54,8 +54,8 @@ def is_in(page: Page) -> None:
 @pytest.fixture
 def server(runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
     whose = Operator(TOKEN)
-    with gateway(tmp_path, runtimes, whose=whose, admin_password_hash=HASH) as found:
-        yield found
+    with gateway(tmp_path, runtimes, whose=whose, admin_password_hash=HASH) as served_gateway:
+        yield served_gateway
 
 
 def test_operator_logs_in_and_out(browser: Browser, server: Gateway) -> None:
@@ -130,7 +130,7 @@ def test_page_of_another_origin_cannot_call_admin_routes(
         other.wait_for_function("document.title.startsWith('[')")
         assert other.title() == '["TypeError","TypeError","TypeError","TypeError"]'
         events = page.request.get(f"{server.url}/admin/events").json()["events"]
-        assert [each["kind"] for each in events] == ["login"]
+        assert [event["kind"] for event in events] == ["login"]
 
 
 # Models and keys of a real server
@@ -141,8 +141,8 @@ def place(
     server_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("operated")
-    with contextlib.contextmanager(a_place)(server_environment, folder / "sessions") as found:
-        yield found
+    with contextlib.contextmanager(a_place)(server_environment, folder / "sessions") as operator:
+        yield operator
 
 
 @pytest.fixture(scope="module")

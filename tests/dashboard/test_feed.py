@@ -18,27 +18,27 @@ SOON_S, NOTHING_S = PATIENCE_S, 0.3
 
 def parts_of(events: bytes) -> dict[str, object]:
     """Return the data of events by event name."""
-    found = {}
+    parts = {}
     for event in events.decode().split("\n\n")[:-1]:
         name, data = event.split("\n")
-        found[name.removeprefix("event: ")] = json.loads(data.removeprefix("data: "))
-    return found
+        parts[name.removeprefix("event: ")] = json.loads(data.removeprefix("data: "))
+    return parts
 
 
 @on_loop
 async def test_feed_reads_state_once_for_all_pages_and_sends_only_changes() -> None:
     laboratory = Laboratory()
     feed = Feed(laboratory.next)
-    with feed.subscribe(None) as one, feed.subscribe(None) as other:
-        first = parts_of(await one.next(SOON_S))
+    with feed.subscribe(None) as first_page, feed.subscribe(None) as other:
+        first = parts_of(await first_page.next(SOON_S))
         assert first == laboratory.state
         assert parts_of(await other.next(SOON_S)) == first
         assert laboratory.asked <= 2
         laboratory.state["problems"] = ["It fails."]
         laboratory.change()
-        for each in (one, other):
-            assert parts_of(await each.next(SOON_S)) == {"problems": ["It fails."]}
-        assert await one.next(NOTHING_S) == b""
+        for subscriber in (first_page, other):
+            assert parts_of(await subscriber.next(SOON_S)) == {"problems": ["It fails."]}
+        assert await first_page.next(NOTHING_S) == b""
 
 
 @on_loop
@@ -64,15 +64,15 @@ async def test_jobs_are_sent_only_to_their_user() -> None:
         await anybody.next(SOON_S)
         # A later subscriber does not wait for a change.
         with feed.subscribe(USER) as ada, feed.subscribe("bob") as bob:
-            found = parts_of(await ada.next(SOON_S))
-            if "jobs" not in found:
-                found = parts_of(await ada.next(SOON_S))
-            jobs = found["jobs"]
+            parts = parts_of(await ada.next(SOON_S))
+            if "jobs" not in parts:
+                parts = parts_of(await ada.next(SOON_S))
+            jobs = parts["jobs"]
             assert isinstance(jobs, list)
             assert {job["id"] for job in jobs} == {RUNNING, WAITING}
             assert not any("user" in job for job in jobs)
-            for each in (anybody, bob):
-                while events := await each.next(NOTHING_S):
+            for subscriber in (anybody, bob):
+                while events := await subscriber.next(NOTHING_S):
                     assert parts_of(events).get("jobs", []) == []
                     assert RUNNING.encode() not in events
 
@@ -114,8 +114,8 @@ async def test_feed_reports_missing_leader() -> None:
 
     feed = Feed(away)
     with feed.subscribe(None) as page:
-        told = parts_of(await page.next(SOON_S))
-        assert told == {"away": {"detail": "No process of this server leads now."}}
+        parts = parts_of(await page.next(SOON_S))
+        assert parts == {"away": {"detail": "No process of this server leads now."}}
         feed.close()
         assert page.is_closed
         assert await page.next(SOON_S) == b""

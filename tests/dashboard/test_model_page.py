@@ -44,9 +44,9 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def structure_of(module: Any, folder: Path) -> ModelStructure:
-    found = read_structure(describe_structure(module, folder))
-    assert found is not None
-    return found
+    structure = read_structure(describe_structure(module, folder))
+    assert structure is not None
+    return structure
 
 
 def evil() -> Any:
@@ -72,15 +72,15 @@ def url(tmp_path_factory: pytest.TempPathFactory, runtimes: Path) -> Iterator[st
         EVIL: structure_of(evil(), folder),
     }
     for model in models:
-        if (known := structures.get(model.config.repo_id)) is not None:
-            model.structures["0.8"], model.load_s["0.8"] = known, 3.2
+        if (known_structure := structures.get(model.config.repo_id)) is not None:
+            model.structures["0.8"], model.load_s["0.8"] = known_structure, 3.2
     with serving(application(models, runtimes)) as address:
         yield address
 
 
 def application(models: Models, runtimes: Path) -> Starlette:
     settings = Settings(runtimes_dir=runtimes)
-    entries = {str(each.config.key): entry_of(each) for each in models}
+    entries = {str(model.config.key): entry_of(model) for model in models}
     catalogue = KnownCatalogue(models, entries)
     installed = Runtimes(runtimes)
 
@@ -116,8 +116,8 @@ def application(models: Models, runtimes: Path) -> Starlette:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium(need("chromium", "chromium")) as found:
-        yield found
+    with chromium(need("chromium", "chromium")) as started:
+        yield started
 
 
 @contextlib.contextmanager

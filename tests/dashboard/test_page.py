@@ -38,8 +38,8 @@ MOST_BYTES = 300_000
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium(need("chromium", "chromium")) as found:
-        yield found
+    with chromium(need("chromium", "chromium")) as started:
+        yield started
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def laboratory() -> Laboratory:
 
 @pytest.fixture
 def url(laboratory: Laboratory, tmp_path: Path) -> Iterator[str]:
-    with served(laboratory, tmp_path) as found:
-        yield found
+    with served(laboratory, tmp_path) as base_url:
+        yield base_url
 
 
 MARKUP = (
@@ -127,7 +127,9 @@ def test_browser_blocks_markup_and_foreign_styles(browser: Browser, url: str) ->
     with visiting(browser, url, clean=False) as page:
         is_ready(page)
         assert page.evaluate(MARKUP) == "TypeError"
-        with page.expect_event("console", lambda said: "Content Security Policy" in said.text):
+        with page.expect_event(
+            "console", lambda message: "Content Security Policy" in message.text
+        ):
             page.evaluate(STYLE)
 
 
@@ -208,8 +210,8 @@ def test_result_on_s3_is_downloaded_from_s3(
     with ThreadPoolExecutor(1) as pool:  # Playwright runs an event loop in this thread
         pool.submit(asyncio.run, putting).result()
     # Responses to clients of 0.6 and 0.7 include the size.
-    done = {"description": "", "data": (store.url(key, url), 1)}
-    end = StoredResponse({"id": DONE, "status": "COMPLETED", **done}, USER)
+    response = {"description": "", "data": (store.url(key, url), 1)}
+    end = StoredResponse({"id": DONE, "status": "COMPLETED", **response}, USER)
     (tmp_path / "stored" / end_key(DONE)).write_bytes(end.encode())
     with visiting(browser, f"{url}/#/jobs", key=KEY) as page:
         timeline = opened(page, DONE)
@@ -354,7 +356,7 @@ def test_page_is_small_and_loads_only_from_its_server(browser: Browser, url: str
         is_ready(page)
         page.wait_for_load_state("load")
         assert sum(loaded.values()) <= MOST_BYTES / 3
-        assert all(each.startswith(url) for each in loaded)
+        assert all(address.startswith(url) for address in loaded)
         decoded = page.evaluate(
             "performance.getEntriesByType('resource').concat(performance.getEntriesByType('navigation'))"
             ".reduce((total, each) => total + each.decodedBodySize, 0)"

@@ -32,14 +32,14 @@ def laboratory() -> Laboratory:
 
 @pytest.fixture(scope="module")
 def url(laboratory: Laboratory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(laboratory, tmp_path_factory.mktemp("public")) as found:
-        yield found
+    with served(laboratory, tmp_path_factory.mktemp("public")) as base_url:
+        yield base_url
 
 
 @pytest.fixture(scope="module")
 def shut(laboratory: Laboratory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(laboratory, tmp_path_factory.mktemp("login"), "login") as found:
-        yield found
+    with served(laboratory, tmp_path_factory.mktemp("login"), "login") as base_url:
+        yield base_url
 
 
 def get(url: str, **headers: str) -> httpx.Response:
@@ -48,7 +48,7 @@ def get(url: str, **headers: str) -> httpx.Response:
 
 def first_events(url: str, most: int, **headers: str) -> dict[str, Any]:
     """Return the first events of a stream by name."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     with httpx.stream("GET", f"{url}/dashboard/events", headers=headers, verify=False) as answer:
         assert answer.status_code == 200
         assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -58,10 +58,10 @@ def first_events(url: str, most: int, **headers: str) -> dict[str, Any]:
             if line.startswith("event: "):
                 name = line[7:]
             elif line.startswith("data: "):
-                found[name] = json.loads(line[6:])
-            if len(found) == most:
+                parts[name] = json.loads(line[6:])
+            if len(parts) == most:
                 break
-    return found
+    return parts
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ SIZES = ("one process", "many")
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium(need("chromium", "chromium")) as found:
-        yield found
+    with chromium(need("chromium", "chromium")) as browser_of_tests:
+        yield browser_of_tests
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -99,8 +99,8 @@ def test_running_job_is_shown_and_cancelled_on_page(
         running.result()
         expect(page.locator("#jobs tr", has_text=job).first).to_contain_text("cancelled")
         page.locator("#jobs tr", has_text=job).first.get_by_role("button", name="Timeline").click()
-        done = page.locator("#jobs tr", has_text="completed")
-        done.get_by_role("button", name="Timeline").click()
+        row = page.locator("#jobs tr", has_text="completed")
+        row.get_by_role("button", name="Timeline").click()
         with page.expect_download() as download:
             page.locator(".timeline").get_by_role("button", name="Download").click()
         assert download.value.suggested_filename.endswith(".pt.zst")

@@ -37,7 +37,7 @@ class Letters(Delivery[Letter]):
         self, items: Sequence[Letter], policy: Policy, answers: dict[str, list[Exception]]
     ) -> None:
         super().__init__(policy, lambda: 100.0)
-        self.waiting = {each.id: each for each in items}
+        self.waiting = {item.id: item for item in items}
         self.answers = answers
         """Errors of the next attempts, by message id."""
         self.tried: list[str] = []
@@ -50,8 +50,8 @@ class Letters(Delivery[Letter]):
         return f"letter {item.id}"
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Letter]:
-        found = (each for each in self.waiting.values() if each.due <= now)
-        return [each for each in found if each.host not in busy][:limit]
+        item = (item for item in self.waiting.values() if item.due <= now)
+        return [item for item in item if item.host not in busy][:limit]
 
     async def wait(self, seconds: float) -> None:
         await time_passes_async(min(seconds, 0.01))
@@ -83,11 +83,11 @@ def letters(*items: Letter, policy: Policy = POLICY, **answers: list[Exception])
     return Letters(items, policy, answers)
 
 
-async def until_done(made: Letters) -> None:
-    made.gate.set()
-    running = asyncio.create_task(made.run())
+async def until_done(sender: Letters) -> None:
+    sender.gate.set()
+    running = asyncio.create_task(sender.run())
     try:
-        await eventually(lambda: not made.waiting)
+        await eventually(lambda: not sender.waiting)
     finally:
         await end([running])
 
@@ -125,69 +125,71 @@ def test_receiver_may_request_longer_pause_within_limit() -> None:
 @on_loop
 async def test_failed_message_is_retried_until_limit_or_final_error() -> None:
     busy = [DeliveryError("busy", wait_s=0.7), DeliveryError("busy")]
-    made = letters(
+    sender = letters(
         *(Letter("again", "1"), Letter("often", "2"), Letter("gone", "3"), Letter("well", "4")),
         again=[*busy],
         often=[*busy, DeliveryError("still busy")],
         gone=[DeliveryError("gone", final=True)],
         policy=Policy(max_attempts=3, first_s=0.1, factor=2.0, jitter=0.0),
     )
-    await until_done(made)
-    assert made.dead == {"often": "still busy", "gone": "gone"}
-    assert sorted(made.tried) == sorted(["again", "often"] * 3 + ["gone", "well"])
-    assert sorted(made.pauses) == [0.2, 0.2, 0.7, 0.7]
+    await until_done(sender)
+    assert sender.dead == {"often": "still busy", "gone": "gone"}
+    assert sorted(sender.tried) == sorted(["again", "often"] * 3 + ["gone", "well"])
+    assert sorted(sender.pauses) == [0.2, 0.2, 0.7, 0.7]
 
 
 @pytest.mark.parametrize(("most", "tried"), [(3, 3), (inf, 1)])
 @on_loop
 async def test_internal_error_costs_attempt_or_message(most: float, tried: int) -> None:
     policy = Policy(max_attempts=most, first_s=0.01)
-    made = letters(Letter("a"), a=[ZeroDivisionError() for _ in range(9)], policy=policy)
-    await until_done(made)
-    assert made.dead == {"a": "the server failed; its log says why"}
-    assert len(made.tried) == tried
+    sender = letters(Letter("a"), a=[ZeroDivisionError() for _ in range(9)], policy=policy)
+    await until_done(sender)
+    assert sender.dead == {"a": "the server failed; its log says why"}
+    assert len(sender.tried) == tried
 
 
 @on_loop
 async def test_concurrency_per_receiver_is_limited_without_delaying_others() -> None:
-    made = letters(*(Letter(f"{n}") for n in range(9)), Letter("other", "elsewhere"))
-    running = asyncio.create_task(made.run())
-    await eventually(lambda: "other" in made.tried)
-    assert made.at_once == 3
-    made.gate.set()
-    await eventually(lambda: not made.waiting)
+    sender = letters(*(Letter(f"{n}") for n in range(9)), Letter("other", "elsewhere"))
+    running = asyncio.create_task(sender.run())
+    await eventually(lambda: "other" in sender.tried)
+    assert sender.at_once == 3
+    sender.gate.set()
+    await eventually(lambda: not sender.waiting)
     await end([running])
-    assert len(made.tried) == 10
+    assert len(sender.tried) == 10
 
 
 @on_loop
 async def test_total_concurrency_is_limited() -> None:
-    made = letters(*(Letter(f"{n}", f"host {n}") for n in range(9)), policy=Policy(at_once=4))
-    running = asyncio.create_task(made.run())
-    await eventually(lambda: made.at_once == 4)
-    made.gate.set()
-    await eventually(lambda: not made.waiting)
+    sender = letters(*(Letter(f"{n}", f"host {n}") for n in range(9)), policy=Policy(at_once=4))
+    running = asyncio.create_task(sender.run())
+    await eventually(lambda: sender.at_once == 4)
+    sender.gate.set()
+    await eventually(lambda: not sender.waiting)
     await end([running])
-    assert made.most_at_once == 4
+    assert sender.most_at_once == 4
 
 
 @on_loop
 async def test_receiver_limited_to_one_gets_messages_in_order() -> None:
     policy = Policy(first_s=0.0, to_one_host=1)
-    made = letters(*(Letter(each) for each in "abcde"), a=[DeliveryError("busy")], policy=policy)
-    await until_done(made)
-    assert made.tried == [*"aabcde"]
+    name = letters(
+        *(Letter(sender) for sender in "abcde"), a=[DeliveryError("busy")], policy=policy
+    )
+    await until_done(name)
+    assert name.tried == [*"aabcde"]
 
 
 @on_loop
 async def test_next_loop_repeats_interrupted_attempt() -> None:
-    made = letters(Letter("a"))
-    running = asyncio.create_task(made.run())
-    await eventually(lambda: made.at_once)
+    sender = letters(Letter("a"))
+    running = asyncio.create_task(sender.run())
+    await eventually(lambda: sender.at_once)
     await end([running])
-    assert made.at_once == 0
-    await until_done(made)
-    assert made.tried == ["a", "a"]
+    assert sender.at_once == 0
+    await until_done(sender)
+    assert sender.tried == ["a", "a"]
 
 
 @on_loop
@@ -195,9 +197,9 @@ async def test_unavailable_store_costs_no_attempt(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ndif.delivery.loop._RETRY_S", 0.01)
-    made = letters(Letter("a"), a=[BrokerError("it is away")], policy=Policy(max_attempts=1))
-    await until_done(made)
-    assert made.tried == ["a", "a"]
+    sender = letters(Letter("a"), a=[BrokerError("it is away")], policy=Policy(max_attempts=1))
+    await until_done(sender)
+    assert sender.tried == ["a", "a"]
     assert "letter a may be delivered twice: it is away" in caplog.text
 
 
@@ -205,9 +207,9 @@ class SlowLetters(Letters):
     """Letters in a store that answers slowly."""
 
     async def due(self, now: float, limit: int, busy: Collection[str] = ()) -> list[Letter]:
-        found = await super().due(now, limit, busy)
+        items = await super().due(now, limit, busy)
         await asyncio.sleep(0.01)
-        return found
+        return items
 
     async def attempt(self, item: Letter) -> None:
         await time_passes_async(int(item.id) % 7 * 0.002)
@@ -216,6 +218,6 @@ class SlowLetters(Letters):
 
 @on_loop
 async def test_message_delivered_during_store_read_is_not_sent_again() -> None:
-    made = SlowLetters([Letter(f"{n}", f"host {n % 5}") for n in range(30)], POLICY, {})
-    await until_done(made)
-    assert sorted(made.tried, key=int) == [f"{n}" for n in range(30)]
+    sender = SlowLetters([Letter(f"{n}", f"host {n % 5}") for n in range(30)], POLICY, {})
+    await until_done(sender)
+    assert sorted(sender.tried, key=int) == [f"{n}" for n in range(30)]

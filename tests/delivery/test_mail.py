@@ -67,8 +67,8 @@ class Users:
 
     def __call__(self, server: Any, session: Any, envelope: Any, how: str, data: Any) -> AuthResult:
         self.asked.append(data)
-        known = data == LoginPassword(b"ndif@example.org", b"p@ss/word")
-        return AuthResult(success=known, handled=known)
+        is_valid = data == LoginPassword(b"ndif@example.org", b"p@ss/word")
+        return AuthResult(success=is_valid, handled=is_valid)
 
 
 @contextlib.contextmanager
@@ -84,18 +84,18 @@ def mail_server(post: Post, **options: Any) -> Iterator[int]:
 
 def mailer(url: str, **settings: Any) -> Mailer:
     settings = {"callback_timeout_s": PATIENCE_S, **settings}
-    made = open_mailer(Settings(smtp_url=url, mail_from="ndif@example.org", **settings))
-    assert made is not None
-    return made
+    opened = open_mailer(Settings(smtp_url=url, mail_from="ndif@example.org", **settings))
+    assert opened is not None
+    return opened
 
 
-async def send(made: Mailer, recipient: str = "ada@example.org") -> None:
-    await made.send(message_for(CALLBACK, recipient, made.sender, 1002.0))
+async def send(opened: Mailer, recipient: str = "ada@example.org") -> None:
+    await opened.send(message_for(CALLBACK, recipient, opened.sender, 1002.0))
 
 
-async def problem(made: Mailer, recipient: str = "ada@example.org") -> DeliveryError:
+async def problem(opened: Mailer, recipient: str = "ada@example.org") -> DeliveryError:
     with pytest.raises(DeliveryError) as failed:
-        await send(made, recipient)
+        await send(opened, recipient)
     return failed.value
 
 
@@ -230,9 +230,9 @@ def mailgun(url: str, **settings: Any) -> Mailer:
         "callback_timeout_s": PATIENCE_S,
         **settings,
     }
-    made = open_mailer(Settings(MAILGUN_URL=url, **settings))
-    assert isinstance(made, MailgunMailer)
-    return made
+    opened = open_mailer(Settings(MAILGUN_URL=url, **settings))
+    assert isinstance(opened, MailgunMailer)
+    return opened
 
 
 @on_loop
@@ -270,8 +270,8 @@ async def test_only_bad_request_of_mailgun_is_final(status: int, final: bool) ->
 @on_loop
 async def test_unreachable_mailgun_is_reported() -> None:
     async with receiving() as receiver:
-        made = mailgun(receiver.url)
-    assert str(await problem(made)) == "Mailgun cannot be reached"
+        opened = mailgun(receiver.url)
+    assert str(await problem(opened)) == "Mailgun cannot be reached"
 
 
 # Settings

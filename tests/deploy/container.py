@@ -1,6 +1,7 @@
 """A container without an engine: mount and process namespaces, another root, another user, seccomp filters.
 
-It shares the machine's network, kernel and /usr; everything else is the image's. It needs root.
+The container shares the machine's network, kernel and /usr; everything else comes from the image. It needs
+root.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ for file in files:
 command = sys.argv[sys.argv.index("--") + 1 :]
 os.execvp(command[0], command)
 """
-"""Program that loads filters, which hold for what it then becomes."""
+"""Program that loads filters and then executes a command, to which they apply."""
 
 
 @dataclass
 class Root:
-    """A folder that is the root of what runs in it; whoever made it removes it."""
+    """A folder that is a container's root. The caller of `make` has to `remove` it."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     working_folder: str = "/"
     mounts: dict[Path, str] = field(default_factory=dict)
-    """Mounts of everything that runs in it."""
+    """Mounts of every command in this root."""
 
     @classmethod
     def make(cls) -> Root:
@@ -82,7 +83,7 @@ class Root:
         return cls(folder)
 
     def path(self, name: str) -> Path:
-        """Return a path of the root as this machine has it."""
+        """Return this machine's path of a path in the root."""
         return self.folder / name.lstrip("/")
 
     def popen(
@@ -95,15 +96,15 @@ class Root:
         read_only: bool = False,
         filters: Iterable[Path] = (),
     ) -> subprocess.Popen[str]:
-        """Start a command in namespaces of its own, as the first process of one.
+        """Start a command in new namespaces, as the first process of its process namespace.
 
         Args:
             command: The program and its arguments.
-            user: Number of the user and of the group; another than root has no capability and gains none.
-            mounts: Folders and files of this machine, and where they are in the root.
-            variables: Environment beside that of the root.
-            read_only: Make everything read-only but what is mounted.
-            filters: Files of BPF programs, which are applied before the command.
+            user: Numbers of user and group; users other than root have no capability and gain none.
+            mounts: Folders and files of this machine, with their paths in the root.
+            variables: Variables in addition to the root's environment.
+            read_only: Make everything read-only except the mounts.
+            filters: Files of BPF programs, which are loaded before the command.
         """
         lines = [_SYSTEM]
         for source, target in {**self.mounts, **(mounts or {})}.items():
@@ -137,14 +138,14 @@ class Root:
         )
 
     def run(self, command: Sequence[str], **options: Any) -> str:
-        """Run a command to its end, and return what it printed."""
+        """Run a command to its end; return its output."""
         process = self.popen(command, **options)
-        said, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, f"{shlex.join(command)}\n{said}"
-        return said
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, f"{shlex.join(command)}\n{output}"
+        return output
 
     def remove(self) -> None:
-        """Remove the folder; nothing waits for that."""
+        """Start the removal of the folder."""
         subprocess.Popen(["rm", "-rf", "--one-file-system", self.folder])
 
 
@@ -173,7 +174,10 @@ def _as_user(user: str) -> list[str]:
 
 
 def engine_filter(profile: Path, target: Path) -> Path:
-    """Compile an engine's profile for a container without capabilities; see containers-seccomp.json(5)."""
+    """Compile an engine's profile for a container without capabilities.
+
+    containers-seccomp.json(5) describes the format.
+    """
     described = json.loads(profile.read_text())
     rules = seccomp.SyscallFilter(seccomp.ERRNO(described.get("defaultErrnoRet", errno.EPERM)))
     comparisons = {"SCMP_CMP_MASKED_EQ": seccomp.MASKED_EQ, "SCMP_CMP_EQ": seccomp.EQ}
@@ -185,12 +189,17 @@ def engine_filter(profile: Path, target: Path) -> Path:
         if rule["action"] == "SCMP_ACT_ERRNO":
             action = seccomp.ERRNO(rule.get("errnoRet", errno.EPERM))
         conditions = [
-            seccomp.Arg(each["index"], comparisons[each["op"]], each["value"], each["valueTwo"])
-            if each["op"] == "SCMP_CMP_MASKED_EQ" and "valueTwo" in each
-            else seccomp.Arg(each["index"], comparisons[each["op"]], each["value"], 0)
-            if each["op"] == "SCMP_CMP_MASKED_EQ"
-            else seccomp.Arg(each["index"], comparisons[each["op"]], each["value"])
-            for each in rule.get("args") or []
+            seccomp.Arg(
+                argument["index"],
+                comparisons[argument["op"]],
+                argument["value"],
+                argument["valueTwo"],
+            )
+            if argument["op"] == "SCMP_CMP_MASKED_EQ" and "valueTwo" in argument
+            else seccomp.Arg(argument["index"], comparisons[argument["op"]], argument["value"], 0)
+            if argument["op"] == "SCMP_CMP_MASKED_EQ"
+            else seccomp.Arg(argument["index"], comparisons[argument["op"]], argument["value"])
+            for argument in rule.get("args") or []
         ]
         for name in rule.get("names") or [rule["name"]]:
             _add(rules, action, name, *conditions)
@@ -203,12 +212,12 @@ def _applies(rule: Mapping[str, Any]) -> bool:
     arches = includes.get("arches")
     if includes.get("caps") or (arches and "amd64" not in arches):
         return False
-    # Podman's profile refuses with another number what it allows with a capability.
+    # For a call that needs a capability, Podman's profile has a second rule with another error number.
     return "amd64" not in (excludes.get("arches") or [])
 
 
 def allow_list_filter(names: Iterable[str], target: Path) -> Path:
-    """Compile a filter of these calls; others fail with EPERM, as systemd's does."""
+    """Compile a filter that allows these calls; other calls fail with EPERM, as with systemd."""
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
     for name in names:
         _add(rules, seccomp.ALLOW, name)
@@ -219,7 +228,7 @@ def _add(rules: seccomp.SyscallFilter, action: int, name: str, *conditions: secc
     try:
         rules.add_rule(action, name, *conditions)
     except OSError as error:
-        # A call of another architecture, or of a later kernel than this libseccomp knows.
+        # The call belongs to another architecture, or is newer than this libseccomp.
         if error.errno not in (errno.EDOM, errno.EINVAL, errno.EFAULT):
             raise
 
@@ -231,7 +240,7 @@ def _export(rules: seccomp.SyscallFilter, target: Path) -> Path:
 
 
 def may_make() -> bool:
-    """Return True if this user may make a container here."""
+    """Return True if this user may make a container on this machine."""
     if os.geteuid() != 0:
         return False
     with contextlib.suppress(OSError):

@@ -35,18 +35,18 @@ class Instruction:
 
 
 def stages() -> list[list[Instruction]]:
-    """Return the instructions of each stage; what comes before the first FROM is left out."""
+    """Return the instructions of each stage, without instructions before the first FROM."""
     parser = DockerfileParser(str(DOCKERFILE), cache_content=True)
-    found: list[list[Instruction]] = []
+    groups: list[list[Instruction]] = []
     for part in parser.structure:
         instruction = Instruction(part["instruction"].upper(), part["value"])
         if instruction.name == "FROM":
-            found.append([])
-        if found and instruction.name != "COMMENT":
-            found[-1].append(instruction)
-    return found
+            groups.append([])
+        if groups and instruction.name != "COMMENT":
+            groups[-1].append(instruction)
+    return groups
 
 
 def only(stage: list[Instruction], name: str) -> list[Instruction]:
     """Return the instructions of one kind."""
-    return [each for each in stage if each.name == name]
+    return [instruction for instruction in stage if instruction.name == name]

@@ -1,4 +1,4 @@
-"""The filters of system calls that engines and units put around a server."""
+"""The system call filters that engines and units apply to a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.services.packages import go_without, need
 
 UNITS = ROOT / "deploy" / "systemd"
 YOUNGER = frozenset({"futex_requeue", "futex_wait", "futex_wake", "futex_waitv", "fchmodat2"})
-"""Calls that are younger than some engines and systemds: who is refused one uses the older."""
+"""Calls that are newer than some engines and systemds; a refused caller falls back to an older call."""
 _PACKAGE = "golang-github-docker-docker-dev"
 _FILE = "usr/share/gocode/src/github.com/docker/docker/profiles/seccomp/default.json"
 
@@ -19,9 +19,9 @@ _FILE = "usr/share/gocode/src/github.com/docker/docker/profiles/seccomp/default.
 def docker_profile(folder: Path) -> Path:
     """Return the default profile of this Debian's Docker, which is older than most: 20.10 in Debian 12."""
     download = ["apt-get", "-o", "Acquire::Retries=3", "download", "--quiet", _PACKAGE]
-    done = subprocess.run(download, cwd=folder, capture_output=True, text=True)
-    if done.returncode != 0:
-        go_without(f"{_PACKAGE} cannot be downloaded: {done.stderr.strip()[-300:]}")
+    process = subprocess.run(download, cwd=folder, capture_output=True, text=True)
+    if process.returncode != 0:
+        go_without(f"{_PACKAGE} cannot be downloaded: {process.stderr.strip()[-300:]}")
     [package] = folder.glob("*.deb")
     subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)
     return folder / _FILE
@@ -42,14 +42,14 @@ def _expanded(word: str) -> frozenset[str]:
     if not word.startswith("@"):
         return frozenset({word})
     need("systemd-analyze", "systemd")
-    done = subprocess.run(
+    process = subprocess.run(
         ["systemd-analyze", "--no-pager", "syscall-filter", word],
         capture_output=True,
         text=True,
         check=True,
     )
-    found: set[str] = set()
-    for text in done.stdout.splitlines()[1:]:
+    calls: set[str] = set()
+    for text in process.stdout.splitlines()[1:]:
         if (name := text.strip()) and not name.startswith("#"):
-            found |= _expanded(name)
-    return frozenset(found)
+            calls |= _expanded(name)
+    return frozenset(calls)

@@ -32,8 +32,8 @@ OURS = {"ray", "ray_gpu", "api"}
 
 def compose() -> dict[str, Any]:
     """Return the file with its merges done and no variable replaced."""
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
-    return found
+    services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    return services
 
 
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
@@ -48,14 +48,14 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hadolint_accepts_dockerfile() -> None:
-    done = subprocess.run([BIN / "hadolint", DOCKERFILE], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run([BIN / "hadolint", DOCKERFILE], capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_compose_file_follows_compose_specification() -> None:
     checker = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run([*checker, COMPOSE], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run([*checker, COMPOSE], capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_image_runs_without_root_and_has_healthcheck() -> None:
@@ -84,9 +84,9 @@ def test_build_context_contains_only_copied_files() -> None:
     sent = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
     copied: set[str] = set()
     for stage in stages():
-        for each in only(stage, "COPY"):
-            if not each.value.startswith("--from"):
-                copied |= set(each.value.split()[:-1])
+        for instruction in only(stage, "COPY"):
+            if not instruction.value.startswith("--from"):
+                copied |= set(instruction.value.split()[:-1])
     assert sent == copied
     assert all((ROOT / name).exists() for name in sent)
 
@@ -132,19 +132,19 @@ def test_mounted_files_and_volumes_exist() -> None:
 def test_server_reads_every_variable_of_compose() -> None:
     for name in OURS:
         assert unread(SERVICES[name]["environment"]) == []
-        known = {*(each.upper() for each in SERVICES[name]["secrets"])}
-        assert unread(dict.fromkeys(known, "1")) == []
+        names = {*(secret_name.upper() for secret_name in SERVICES[name]["secrets"])}
+        assert unread(dict.fromkeys(names, "1")) == []
 
 
 def test_secrets_have_no_default_and_are_not_in_environment(secrets: Path) -> None:
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
-    made = {file.name: file.read_text() for file in secrets.iterdir()}
+    contents = {file.name: file.read_text() for file in secrets.iterdir()}
     declared = compose()["secrets"]
-    assert declared.keys() == made.keys()
-    assert all(each["file"] == f"./secrets/{name}" for name, each in declared.items())
+    assert declared.keys() == contents.keys()
+    assert all(secret["file"] == f"./secrets/{name}" for name, secret in declared.items())
     used = {name for service in SERVICES.values() for name in service.get("secrets", [])}
-    assert used == made.keys()
-    values = [value for name, value in made.items() if name != "hf_token"]
+    assert used == contents.keys()
+    values = [value for name, value in contents.items() if name != "hf_token"]
     assert len(set(values)) == len(values)
     assert min(map(len, values)) >= 64
     for service in SERVICES.values():
@@ -185,8 +185,8 @@ def test_server_reads_secrets_from_files(secrets: Path, monkeypatch: pytest.Monk
 
 def inside(text: str, secrets: Path, data: Path) -> str:
     """Return a command of a service with this machine's folders in place of the container's."""
-    found = text.replace("$$", "$").replace("/run/secrets", str(secrets))
-    return found.replace("--dir /data", f"--dir {data}")
+    shell_line = text.replace("$$", "$").replace("/run/secrets", str(secrets))
+    return shell_line.replace("--dir /data", f"--dir {data}")
 
 
 def test_broker_starts_with_password_and_is_healthy(secrets: Path, tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_compose_monitoring_matches_documented_files_except_addresses() -> None:
     def without_addresses(value: Any) -> Any:
         if isinstance(value, dict):
             return {
-                key: without_addresses(each)
-                for key, each in value.items()
+                key: without_addresses(item)
+                for key, item in value.items()
                 if key not in ("url", "targets")
             }
         return [*map(without_addresses, value)] if isinstance(value, list) else value
@@ -233,17 +233,17 @@ def test_compose_monitoring_matches_documented_files_except_addresses() -> None:
         return without_addresses(yaml.safe_load((ROOT / "deploy" / path).read_text()))
 
     assert read("docker/prometheus.yml") == read("prometheus/prometheus.yml")
-    here = read("docker/grafana-datasources.yml")["datasources"]
+    provisioned = read("docker/grafana-datasources.yml")["datasources"]
     folder = "grafana/provisioning/datasources"
-    there = [
+    expected = [
         read(f"{folder}/{name}")["datasources"][0] for name in ("ndif.yml", "ndif-influxdb.yml")
     ]
-    assert here == there
+    assert provisioned == expected
 
 
 def test_make_builds_starts_and_stops_compose() -> None:
     environment = {"PATH": os.environ["PATH"]}
-    done = subprocess.run(
+    process = subprocess.run(
         ["make", "--dry-run", "ta", "PROFILE=gpu"],
         cwd=ROOT,
         env=environment,
@@ -251,7 +251,7 @@ def test_make_builds_starts_and_stops_compose() -> None:
         capture_output=True,
         text=True,
     )
-    down, build, secrets, up = done.stdout.splitlines()
+    down, build, secrets, up = process.stdout.splitlines()
     for line in (down, build, up):
         assert " docker compose -f deploy/docker/docker-compose.yml " in line
         assert line.startswith(

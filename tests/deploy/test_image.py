@@ -1,8 +1,8 @@
 """The Dockerfile's steps in a scratch root, and the image that they make: read-only, no root, filtered.
 
-No engine runs where tests do. Each RUN runs in a root of its own with the machine's Python and /usr;
-packages of Debian are looked up and not installed. What `uv` would install is there already, linked from
-this environment, so that it only checks versions, and builds and installs ndif.
+Machines of tests have no engine. Each RUN runs in a separate root with the machine's Python and /usr.
+Debian packages are looked up, but not installed. The requirements are linked from this environment, so that
+`uv` only checks their versions, and builds and installs ndif.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class Build:
             "HOME": "/root",
         }
         self._variables = {}
-        for each in instructions:
-            getattr(self, f"_{each.name.lower()}", self._note)(root, each)
+        for instruction in instructions:
+            getattr(self, f"_{instruction.name.lower()}", self._note)(root, instruction)
         return root
 
-    def _note(self, root: Root, each: Instruction) -> None:
-        assert each.name in (
+    def _note(self, root: Root, instruction: Instruction) -> None:
+        assert instruction.name in (
             "FROM",
             "LABEL",
             "EXPOSE",
@@ -105,24 +105,24 @@ class Build:
             "CMD",
         )
 
-    def _arg(self, root: Root, each: Instruction) -> None:
-        self._variables |= each.assignments
+    def _arg(self, root: Root, instruction: Instruction) -> None:
+        self._variables |= instruction.assignments
         if "TORCH_INDEX" in self._variables:
             self._variables["TORCH_INDEX"] = INDEX
 
-    def _env(self, root: Root, each: Instruction) -> None:
-        for name, value in each.assignments.items():
+    def _env(self, root: Root, instruction: Instruction) -> None:
+        for name, value in instruction.assignments.items():
             root.environment[name] = value.replace("$PATH", root.environment["PATH"])
 
-    def _workdir(self, root: Root, each: Instruction) -> None:
-        root.working_folder = each.value
-        root.path(each.value).mkdir(parents=True, exist_ok=True)
+    def _workdir(self, root: Root, instruction: Instruction) -> None:
+        root.working_folder = instruction.value
+        root.path(instruction.value).mkdir(parents=True, exist_ok=True)
 
-    def _user(self, root: Root, each: Instruction) -> None:
-        self.user = each.value
+    def _user(self, root: Root, instruction: Instruction) -> None:
+        self.user = instruction.value
 
-    def _copy(self, root: Root, each: Instruction) -> None:
-        *sources, target = each.value.split()
+    def _copy(self, root: Root, instruction: Instruction) -> None:
+        *sources, target = instruction.value.split()
         place = root.path(str(Path(root.working_folder, target)))
         if sources[0].startswith("--from="):
             shutil.move(self.roots[-2].path(sources[1]), place)
@@ -134,42 +134,44 @@ class Build:
             else:
                 shutil.copy(source, place)
 
-    def _run(self, root: Root, each: Instruction) -> None:
-        if each.command.startswith("apt-get"):
-            self._look_up(each.command)
+    def _run(self, root: Root, instruction: Instruction) -> None:
+        if instruction.command.startswith("apt-get"):
+            self._look_up(instruction.command)
             return
         mounts = {}
-        for target in CACHE.findall(each.value):
+        for target in CACHE.findall(instruction.value):
             cache = Path("~", Path(target).relative_to("/root")).expanduser()
             cache.mkdir(parents=True, exist_ok=True)
             mounts[cache] = target
         mounts[Path("/etc/resolv.conf").resolve()] = "/etc/resolv.conf"
-        shell = ["/bin/sh", "-c", each.command]
+        shell = ["/bin/sh", "-c", instruction.command]
         passed = {name: value for name, value in os.environ.items() if OUTSIDE.match(name)}
         variables = {**passed, **self._variables}
         root.run(shell, mounts=mounts, variables=variables, user=self.user)
-        if "venv /opt/ndif" in each.command:
+        if "venv /opt/ndif" in instruction.command:
             link_environment(root.path("/opt/ndif"), "server", "science")
 
     def _look_up(self, command: str) -> None:
-        found = re.search(r"--no-install-recommends ([\w .+-]+)", command)
-        assert found is not None
-        for package in found[1].split():
-            done = subprocess.run(
+        match = re.search(r"--no-install-recommends ([\w .+-]+)", command)
+        assert match is not None
+        for package in match[1].split():
+            process = subprocess.run(
                 ["apt-cache", "policy", package], capture_output=True, text=True, check=True
             )
-            assert re.search(r"(Installed|Candidate): \d", done.stdout), f"Debian has no {package}"
+            assert re.search(r"(Installed|Candidate): \d", process.stdout), (
+                f"Debian has no {package}"
+            )
 
 
 def link_environment(target: Path, *extras: str) -> None:
-    """Give a new environment what it is about to install, from this one."""
+    """Link the requirements of a new environment from this one."""
     tops: set[str] = set()
     for name in required(*extras) - {DISTRIBUTION}:
         with contextlib.suppress(metadata.PackageNotFoundError):  # for another Python
             tops |= {file.parts[0] for file in metadata.distribution(name).files or ()}
     packages = target / "lib" / VERSION / "site-packages"
-    there = {each.name for each in packages.iterdir()}
-    link((PACKAGES / top for top in tops - there - {"..", "__pycache__"}), packages)
+    existing = {entry.name for entry in packages.iterdir()}
+    link((PACKAGES / top for top in tops - existing - {"..", "__pycache__"}), packages)
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +210,8 @@ class Running:
         self._image = image
         self.state, cache, served = folder / "state", folder / "cache", folder / "model"
         shutil.copytree(model, served)
-        for made in (self.state, cache):
-            made.mkdir()
+        for directory in (self.state, cache):
+            directory.mkdir()
         number = int(image.user.partition(":")[0])
         for path in (self.state, cache, served, *served.iterdir()):
             os.chown(path, number, number)
@@ -236,7 +238,7 @@ class Running:
         assert self.process.stdout is not None
         self.output.extend(line.rstrip() for line in self.process.stdout)
 
-    def said(self) -> str:
+    def log(self) -> str:
         return "\n".join(self.output)
 
     @property
@@ -246,12 +248,12 @@ class Running:
 
     def processes(self) -> list[int]:
         """Return all processes of the container."""
-        found, coming = [], [self.first]
+        pids, coming = [], [self.first]
         while coming:
-            found.append(coming.pop())
+            pids.append(coming.pop())
             with contextlib.suppress(OSError):
-                coming += children(found[-1])
-        return found
+                coming += children(pids[-1])
+        return pids
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command in the container."""
@@ -270,13 +272,13 @@ def running(
     running = Running(image, tmp_path_factory.mktemp("container"), tiny_gpt2)
 
     def is_healthy() -> bool:
-        assert running.process.poll() is None, running.said()
+        assert running.process.poll() is None, running.log()
         if not children(running.process.pid):
             return False
         return running.execute(*image.health, "--ready").returncode == 0
 
     try:
-        until(is_healthy, running.said)
+        until(is_healthy, running.log)
         yield running
     finally:
         if running.process.poll() is None:
@@ -325,25 +327,25 @@ def test_container_processes_cannot_run_as_root(running: Running, image: Image) 
 
 def test_container_file_system_is_read_only_except_mounts(running: Running) -> None:
     for place in ("/opt/ndif", "/etc", "/var/lib", "/usr", "/models"):
-        done = running.execute("touch", f"{place}/new")
-        assert done.returncode == 1
-        assert "Read-only file system" in done.stderr or "Permission denied" in done.stderr
+        result = running.execute("touch", f"{place}/new")
+        assert result.returncode == 1
+        assert "Read-only file system" in result.stderr or "Permission denied" in result.stderr
     for place in ("/tmp", "/var/lib/ndif", "/var/cache/ndif"):
         assert running.execute("touch", f"{place}/new").returncode == 0
 
 
 def test_doctor_finds_full_sandbox_in_container(running: Running) -> None:
-    found = running.execute("ndif", "doctor").stdout
-    assert re.search(r"Landlock: files .*ABI", found), found
-    assert re.search(r"seccomp: system calls .*an allow-list", found), found
+    output = running.execute("ndif", "doctor").stdout
+    assert re.search(r"Landlock: files .*ABI", output), output
+    assert re.search(r"seccomp: system calls .*an allow-list", output), output
 
 
 def test_container_stops_gracefully(running: Running, image: Image) -> None:
     """The last test of this container."""
     assert running.execute(*image.health).returncode == 0
     os.kill(running.first, signal.SIGTERM)
-    assert running.process.wait(60) == 0, running.said()
-    assert "Stopped." in running.said()
+    assert running.process.wait(60) == 0, running.log()
+    assert "Stopped." in running.log()
 
 
 def test_image_contains_no_secret_and_no_source(image: Image) -> None:
@@ -389,8 +391,8 @@ def test_ray_head_of_compose_runs_in_image(image: Image, tmp_path: Path) -> None
     try:
         until(is_healthy)
         os.kill(children(process.pid)[0], signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, said
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
     finally:
         if process.poll() is None:
             process.kill()

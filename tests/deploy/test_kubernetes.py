@@ -23,18 +23,18 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 VERSION = "1.33"
 FILES = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
 OBJECTS: list[dict[str, Any]] = [
-    found for file in FILES for found in yaml.safe_load_all((FOLDER / file).read_text())
+    document for file in FILES for document in yaml.safe_load_all((FOLDER / file).read_text())
 ]
 
 
 def of_kind(*kinds: str) -> list[dict[str, Any]]:
-    return [each for each in OBJECTS if each["kind"] in kinds]
+    return [item for item in OBJECTS if item["kind"] in kinds]
 
 
 def templates() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the template of every pod."""
-    for each in of_kind("Deployment", "StatefulSet"):
-        yield each["metadata"]["name"], each["spec"]["template"]
+    for item in of_kind("Deployment", "StatefulSet"):
+        yield item["metadata"]["name"], item["spec"]["template"]
     [cluster] = of_kind("RayCluster")
     yield "ray-head", cluster["spec"]["headGroupSpec"]["template"]
     for group in cluster["spec"]["workerGroupSpecs"]:
@@ -99,7 +99,7 @@ def test_pods_meet_restricted_profile(subtests: pytest.Subtests) -> None:
 @pytest.mark.process
 def test_pods_get_secrets_only_by_reference(tmp_path: Path, subtests: pytest.Subtests) -> None:
     subprocess.run(["sh", DOCKER / "make-secrets.sh", tmp_path], check=True)
-    made = {file.name for file in tmp_path.iterdir()}
+    files = {file.name for file in tmp_path.iterdir()}
     for name, template in PODS.items():
         with subtests.test(name):
             pod = template["spec"]
@@ -109,14 +109,16 @@ def test_pods_get_secrets_only_by_reference(tmp_path: Path, subtests: pytest.Sub
                 if "secret" in volume
                 for item in volume["secret"]["items"]
             }
-            assert mounted <= made
+            assert mounted <= files
             [container] = pod["containers"]
-            environment = {each["name"]: each.get("value", "") for each in container.get("env", [])}
+            environment = {
+                variable["name"]: variable.get("value", "") for variable in container.get("env", [])
+            }
             assert unread(environment) == []
             text = yaml.safe_dump(container)
             for key in (
                 mounted
-                - {each for each in mounted if each.startswith("ndif_")}
+                - {name for name in mounted if name.startswith("ndif_")}
                 - {"postgres_password"}
             ):
                 assert f"/run/secrets/{key}" in text
@@ -126,9 +128,9 @@ def test_pods_get_secrets_only_by_reference(tmp_path: Path, subtests: pytest.Sub
 
 
 def test_store_images_match_compose() -> None:
-    images = {SERVICES[each]["image"] for each in SERVICES.keys() - OURS}
-    for each in of_kind("StatefulSet"):
-        [container] = each["spec"]["template"]["spec"]["containers"]
+    images = {SERVICES[name]["image"] for name in SERVICES.keys() - OURS}
+    for item in of_kind("StatefulSet"):
+        [container] = item["spec"]["template"]["spec"]["containers"]
         assert container["image"] in images
 
 
@@ -140,7 +142,7 @@ def test_network_policies_select_existing_pods() -> None:
         for container in pod["spec"]["containers"]
         for port in container.get("ports", [])
     }
-    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("NetworkPolicy")}
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind("NetworkPolicy")}
     assert policies["nothing"]["podSelector"] == {}
     selected: set[str] = set()
     for policy in policies.values():
@@ -149,5 +151,5 @@ def test_network_policies_select_existing_pods() -> None:
         for expression in selector.get("matchExpressions", []):
             selected |= set(expression["values"])
         for rule in policy.get("ingress", []):
-            assert {each["port"] for each in rule.get("ports", [])} <= ports
+            assert {port["port"] for port in rule.get("ports", [])} <= ports
     assert selected == labels

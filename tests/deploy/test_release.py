@@ -25,14 +25,14 @@ COMMIT = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 
 
 def jobs() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())["jobs"]
-    return found
+    job_table: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    return job_table
 
 
 def test_workflow_validates_against_github_schema() -> None:
     checker = [BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows"]
-    done = subprocess.run([*checker, WORKFLOW], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run([*checker, WORKFLOW], capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_every_action_is_pinned_by_commit_and_version() -> None:
@@ -83,15 +83,15 @@ def test_workflow_steps_build_check_and_install_wheel(tmp_path: Path) -> None:
             .replace("--out-dir dist", f"--out-dir {tmp_path}/dist")
             .replace('"dist', f'"{tmp_path}/dist')
         )
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", command],
             cwd=ROOT,
             env=environment,
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, f"{name}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        assert process.returncode == 0, f"{name}\n{process.stdout}{process.stderr}"
+        return process.stdout
 
     for name in ("Build", "Compare the tag with the version", "Check the description"):
         run(name)

@@ -42,17 +42,17 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_systemd_verifies_unit_without_warning(machine: Path, name: str) -> None:
     verify = ["systemd-analyze", "verify", f"--root={machine}", name]
-    done = subprocess.run(verify, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    process = subprocess.run(verify, capture_output=True, text=True)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_systemd_rates_unit_exposure_low(machine: Path, name: str) -> None:
     rate = ["systemd-analyze", "--no-pager", "security", "--offline=true", f"--root={machine}"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*rate, f"--threshold={MOST_EXPOSED}", name], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout
+    assert process.returncode == 0, process.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)

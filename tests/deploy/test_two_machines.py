@@ -41,22 +41,22 @@ def network() -> Iterator[Network]:
         go_without("only root makes network namespaces, where the machine lets it")
     need("ip", "iproute2")
     number = random.randrange(16, 240)
-    found = Network(f"ndif{os.getpid()}", f"10.213.{number}.1", f"10.213.{number}.2")
+    pair = Network(f"ndif{os.getpid()}", f"10.213.{number}.1", f"10.213.{number}.2")
     link, peer = f"nd{os.getpid()}a", f"nd{os.getpid()}b"
     try:
         for command in (
-            f"ip netns add {found.name}",
-            f"ip link add {link} type veth peer name {peer} netns {found.name}",
-            f"ip addr add {found.here}/30 dev {link}",
+            f"ip netns add {pair.name}",
+            f"ip link add {link} type veth peer name {peer} netns {pair.name}",
+            f"ip addr add {pair.here}/30 dev {link}",
             f"ip link set {link} up",
-            f"ip -n {found.name} addr add {found.there}/30 dev {peer}",
-            f"ip -n {found.name} link set {peer} up",
-            f"ip -n {found.name} link set lo up",
+            f"ip -n {pair.name} addr add {pair.there}/30 dev {peer}",
+            f"ip -n {pair.name} link set {peer} up",
+            f"ip -n {pair.name} link set lo up",
         ):
             subprocess.run(command.split(), check=True)
-        yield found
+        yield pair
     finally:
-        subprocess.run(["ip", "netns", "del", found.name])
+        subprocess.run(["ip", "netns", "del", pair.name])
 
 
 @pytest.fixture(scope="module")

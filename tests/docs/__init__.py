@@ -1,1 +1,1 @@
-"""The documents: their links, commands, sentences and blocks, and the site that is made of them."""
+"""Tests of the documents: their links, commands, sentences and blocks, and the site made of them."""

@@ -1,4 +1,4 @@
-"""A hub that has the model of the documents, and an environment in which their blocks run."""
+"""A hub with the model of the documents, and an environment for their blocks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ndif.gateway.hf_mirror import HfMirror, MirroredModel
 from tests.serving import serving
 
 MODEL = "openai-community/gpt2"
-"""The name that documents use; here it is that of a tiny model of the same architecture."""
+"""The model's name in the documents; in tests, a tiny model of the same architecture has this name."""
 
 
 @pytest.fixture(scope="module")
 def hub(tiny_gpt2: Path) -> Iterator[str]:
-    """A hub on loopback that has the model."""
+    """A hub on loopback with the model."""
     mirror = HfMirror(share_weights=True)
     mirror.serve(MirroredModel(MODEL, tiny_gpt2, None, "text-generation"))
     with serving(Starlette(routes=[Mount("/hub", routes=mirror.routes())])) as url:
@@ -39,7 +39,7 @@ def home(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home"
     folder.mkdir()
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    # The folder for downloads is not in the home folder: servers of several pages share it.
+    # The download folder is not in the home folder: servers of several pages share it.
     for name, value in {
         "HOME": str(folder),
         "HF_HOME": str(tmp_path.parent / "hf"),

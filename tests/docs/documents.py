@@ -27,7 +27,7 @@ class Block:
 
     document: Path
     line: int
-    """Line of its first line of text."""
+    """Number of its first line of text."""
     language: str
     text: str
     why_not_run: str
@@ -45,17 +45,17 @@ def name_of(document: Path) -> str:
 
 
 def line_of(document: Path, text: str) -> int:
-    """Return the first line of a document in which a text begins; 0 if it has none."""
-    before, found, _ = document.read_text().partition(text)
-    return before.count("\n") + 1 if found else 0
+    """Return the number of the first line in which a text begins; 0 if the document lacks the text."""
+    before, separator, _ = document.read_text().partition(text)
+    return before.count("\n") + 1 if separator else 0
 
 
 def blocks_of(document: Path) -> Iterator[Block]:
     """Yield a document's blocks."""
     content = document.read_text()
-    for found in _FENCE.finditer(content):
-        line = content.count("\n", 0, found.start("text")) + 1
-        yield Block(document, line, found["language"], found["text"], found["why"] or "")
+    for match in _FENCE.finditer(content):
+        line = content.count("\n", 0, match.start("text")) + 1
+        yield Block(document, line, match["language"], match["text"], match["why"] or "")
 
 
 def prose_of(document: Path) -> str:
@@ -75,7 +75,7 @@ def commands_of(text: str) -> Iterator[list[str]]:
         lexer.whitespace_split = True
         try:
             tokens = [*lexer]
-        except ValueError:  # a quotation goes on in the next line
+        except ValueError:  # a quotation continues in the next line
             continue
         pending = ""
         yield from _simple(tokens)

@@ -67,13 +67,13 @@ def of_pages(*languages: str) -> list[Any]:
     """Return the blocks in these languages that are run, page by page."""
     pages = []
     for document in DOCUMENTS:
-        found = [
+        blocks = [
             block
             for block in BLOCKS
             if block.document == document and block.language in languages and not block.why_not_run
         ]
-        if found:
-            pages.append(pytest.param(found, id=name_of(document)))
+        if blocks:
+            pages.append(pytest.param(blocks, id=name_of(document)))
     return pages
 
 

@@ -33,7 +33,7 @@ VARIABLES = (
 )
 
 
-def found(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]]:
+def find_command(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]]:
     """Return the command that words name, and the words after its name."""
     command: click.Command = cli
     context = click.Context(cli, info_name="ndif")
@@ -49,7 +49,7 @@ def found(words: Sequence[str]) -> tuple[click.Command, click.Context, list[str]
 def problem(words: Sequence[str]) -> str | None:
     """Return click's error for a command line; None if it is valid."""
     try:
-        command, context, rest = found(words)
+        command, context, rest = find_command(words)
         if isinstance(command, click.Group):
             is_help = rest and set(rest) <= {"--help", "-h"}
             return None if is_help else f"{context.info_name} needs a command"
@@ -94,16 +94,16 @@ def problems_in_sentences(document: Path) -> Iterator[str]:
         assert name is not None
         for words in alternatives(name[0].split(" ")):
             try:
-                command, context, _ = found(words)
+                command, context, _ = find_command(words)
             except click.UsageError as error:
                 yield f"{place}: {error.format_message()}"
                 continue
-            known = {
+            options = {
                 option
                 for parameter in command.get_params(context)
                 for option in (*parameter.opts, *parameter.secondary_opts)
             }
-            if lacking := set(re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", text)) - known:
+            if lacking := set(re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", text)) - options:
                 yield f"{place}: no {', '.join(sorted(lacking))}"
 
 
@@ -129,7 +129,7 @@ def alternatives(words: list[str]) -> list[list[str]]:
     """Return the command lines that `a b|c` stands for."""
     lines: list[list[str]] = [[]]
     for word in words:
-        lines = [[*line, each] for line in lines for each in re.split(r"\\?\|", word)]
+        lines = [[*line, part] for line in lines for part in re.split(r"\\?\|", word)]
     return lines
 
 
@@ -155,10 +155,10 @@ def test_server_reads_every_variable_named_in_documents() -> None:
 def test_limits_page_shows_default_values() -> None:
     from ndif.config.reference import as_text, variables
 
-    (page,) = (each for each in DOCUMENTS if name_of(each) == "docs/users/limits.md")
+    (page,) = (document for document in DOCUMENTS if name_of(document) == "docs/users/limits.md")
     defaults = {
-        each.name: as_text(each.default, each.unit) or "none"
-        for each in variables(Settings.model_construct())
+        variable.name: as_text(variable.default, variable.unit) or "none"
+        for variable in variables(Settings.model_construct())
     }
     rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \|$", page.read_text(), re.MULTILINE)
     checked = 0

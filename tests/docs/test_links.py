@@ -20,15 +20,15 @@ SITE_ALONE = {f"docs/{place}" for place in REFERENCES}
 @cache
 def anchors(document: Path) -> set[str]:
     """Return the anchors of a document's headings, as GitHub and the site make them."""
-    found: set[str] = set()
+    slugs: set[str] = set()
     for heading in re.findall(r"^#+ (.+?)\s*$", prose_of(document), re.MULTILINE):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
         number = 0
-        while (anchor := f"{slug}-{number}" if number else slug) in found:
+        while (anchor := f"{slug}-{number}" if number else slug) in slugs:
             number += 1
-        found.add(anchor)
-    return found
+        slugs.add(anchor)
+    return slugs
 
 
 def broken_links(document: Path) -> Iterator[str]:

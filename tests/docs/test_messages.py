@@ -18,19 +18,19 @@ SOURCE = ROOT / "src" / "ndif"
 def sentences() -> str:
     """Return all string literals of the source, with placeholders as `…`."""
     assert ndif.__file__ is not None
-    found = []
+    texts = []
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):
-                found.append(
+                texts.append(
                     "".join(
                         str(part.value) if isinstance(part, ast.Constant) else "…"
                         for part in node.values
                     )
                 )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(re.sub(r"\{\w*(?:!r)?\}", "…", node.value))
-    return "\n".join(found)
+                texts.append(re.sub(r"\{\w*(?:!r)?\}", "…", node.value))
+    return "\n".join(texts)
 
 
 def quoted_in(document: Path) -> list[str]:
@@ -40,7 +40,7 @@ def quoted_in(document: Path) -> list[str]:
     return quoted
 
 
-def is_said(text: str) -> bool:
+def is_in_code(text: str) -> bool:
     """Return True if the source contains a sentence; `…` stands for other text."""
     # A row may omit the variable parts at the beginning and in the middle.
     parts = [re.escape(part.strip(" ")) for part in text.split("…") if part.strip(" ;,:.(")]
@@ -55,7 +55,7 @@ def test_every_quoted_message_exists_in_source() -> None:
         f"{page}:{line_of(pages[page], text)}: the code never says {text!r}"
         for page, texts in quoted.items()
         for text in texts
-        if not is_said(text)
+        if not is_in_code(text)
     ]
     assert not missing, "\n".join(missing)
-    assert not is_said("The code never says so.")
+    assert not is_in_code("The code never says so.")

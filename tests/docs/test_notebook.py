@@ -51,7 +51,7 @@ def served(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def run(notebook: Any, values: dict[str, str], environment: dict[str, str], file: Path) -> Any:
     """Run a notebook with other values in its parameter cell; return the notebook and its results."""
     filled = copy.deepcopy(notebook)
-    (cell,) = (each for each in filled.cells if "parameters" in each.metadata.get("tags", []))
+    (cell,) = (cell for cell in filled.cells if "parameters" in cell.metadata.get("tags", []))
     cell.source = "\n".join(f"{name} = {value!r}" for name, value in values.items())
     kept = ", ".join(f"{name!r}: {name}" for name in COMPUTED)
     saving = nbformat.v4.new_code_cell(f"torch.save({{{kept}}}, {str(file)!r})")  # type: ignore[no-untyped-call]
@@ -64,28 +64,28 @@ def run(notebook: Any, values: dict[str, str], environment: dict[str, str], file
 
 def local(notebook: Any) -> Any:
     """Return the notebook with the model in its own process."""
-    here = copy.deepcopy(notebook)
-    for cell in here.cells:
+    copied = copy.deepcopy(notebook)
+    for cell in copied.cells:
         if cell.cell_type == "code":
             cell.source = cell.source.replace("remote=True", "remote=False").replace(
                 'task="text-generation")', 'task="text-generation", dispatch=True)'
             )
-    return here
+    return copied
 
 
 def test_notebook_has_one_parameter_cell(notebook: Any) -> None:
-    tagged = [each for each in notebook.cells if "parameters" in each.metadata.get("tags", [])]
+    tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     assert len(tagged) == 1
     names = [line.partition(" = ")[0] for line in tagged[0].source.splitlines()]
     assert names == ["HOST", "API_KEY", "MODEL"]
-    others = "\n".join(each.source for each in notebook.cells if each is not tagged[0])
+    others = "\n".join(cell.source for cell in notebook.cells if cell is not tagged[0])
     assert "127.0.0.1" not in others
 
 
 def test_saved_outputs_come_from_one_full_run(notebook: Any) -> None:
-    code = [each for each in notebook.cells if each.cell_type == "code"]
-    assert [each.execution_count for each in code] == [*range(1, len(code) + 1)]
-    outputs = [output for each in code for output in each.outputs]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    outputs = [output for cell in code for output in cell.outputs]
     assert not [output for output in outputs if output.output_type in ("error", "stream")]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == PLOTS
 
@@ -94,11 +94,11 @@ def test_remote_values_equal_local_values(
     notebook: Any, served: LocalServer, smollm2: Path, tmp_path: Path
 ) -> None:
     remotely = {"HOST": served.url, "API_KEY": "", "MODEL": MODEL}
-    here = {"HOST": "http://127.0.0.1:9", "API_KEY": "", "MODEL": str(smollm2)}
+    parameters = {"HOST": "http://127.0.0.1:9", "API_KEY": "", "MODEL": str(smollm2)}
     with ThreadPoolExecutor(2) as pool:
         client = client_environment(served, tmp_path / "hf", None)
         first = pool.submit(run, notebook, remotely, client, tmp_path / "remote.pt")
-        second = pool.submit(run, local(notebook), here, {}, tmp_path / "local.pt")
+        second = pool.submit(run, local(notebook), parameters, {}, tmp_path / "local.pt")
         (filled, remote), (_, expected) = first.result(), second.result()
     for name in COMPUTED:
         if isinstance(expected[name], torch.Tensor):
@@ -106,7 +106,7 @@ def test_remote_values_equal_local_values(
         else:
             assert remote[name] == expected[name], name
     # Outputs of the sections.
-    shown = [output for each in filled.cells for output in each.get("outputs", [])]
+    shown = [output for cell in filled.cells for output in cell.get("outputs", [])]
     assert sum("image/png" in output.get("data", {}) for output in shown) == PLOTS
     assert "' Paris'" in [output.get("data", {}).get("text/plain") for output in shown]
     assert remote["lens_tokens"][-1, -1] == remote["token"]

@@ -31,9 +31,9 @@ def test_reference_lists_every_command_with_options() -> None:
         )
         shown = [
             option
-            for each in command.params
-            if isinstance(each, click.Option) and not each.hidden
-            for option in each.opts
+            for param in command.params
+            if isinstance(param, click.Option) and not param.hidden
+            for option in param.opts
             if option.startswith("--")
         ]
         assert not [option for option in shown if option not in section], name
@@ -53,8 +53,8 @@ def test_reference_lists_every_route_with_parameters_and_answers(http: str) -> N
                 http,
                 re.MULTILINE | re.DOTALL,
             )
-            for each in operation.get("parameters", []):
-                assert f"| `{each['name']}` | {each['in']} |" in section
+            for parameter in operation.get("parameters", []):
+                assert f"| `{parameter['name']}` | {parameter['in']} |" in section
             for status in operation["responses"]:
                 assert status in ("4XX", "5XX") or f"| {status} " in section
     for tag in described["tags"]:
@@ -64,7 +64,7 @@ def test_reference_lists_every_route_with_parameters_and_answers(http: str) -> N
 
 
 def test_reference_and_monitoring_page_list_every_metric() -> None:
-    described = {each.name: set(each.labels) for each in metrics.described()}
+    described = {metric.name: set(metric.labels) for metric in metrics.described()}
     counted = re.findall(r"^# TYPE (ndif_\w+) ", generate_latest().decode(), re.MULTILINE)
     assert set(counted) <= described.keys()
     table = MONITORING.partition("## Metrics\n")[2].partition("\n\nThe names that other")[0]

@@ -29,12 +29,12 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        if (loaded := found.get(LOADS.get(tag, ""))) and found.get("rel") != "canonical":
+        attributes = dict(attrs)
+        if (loaded := attributes.get(LOADS.get(tag, ""))) and attributes.get("rel") != "canonical":
             self.loads.append(loaded)
-        if identifier := found.get("id"):
+        if identifier := attributes.get("id"):
             self.ids.add(identifier)
-        if tag == "a" and (link := found.get("href")):
+        if tag == "a" and (link := attributes.get("href")):
             self.links.append(link)
 
     def handle_comment(self, data: str) -> None:
@@ -101,11 +101,11 @@ def test_links_and_anchors_of_every_page_exist(pages: dict[str, Page], site: Pat
             if "://" in link or link.startswith("mailto:"):
                 continue
             target = (site / name).parent / path if path else site / name
-            there = target.resolve().relative_to(site.resolve()).as_posix()
-            if there == ".":
-                there = "index.html"
-            if not (site / there).exists() or (
-                anchor and there in pages and anchor not in pages[there].ids
+            target_path = target.resolve().relative_to(site.resolve()).as_posix()
+            if target_path == ".":
+                target_path = "index.html"
+            if not (site / target_path).exists() or (
+                anchor and target_path in pages and anchor not in pages[target_path].ids
             ):
                 broken.append((name, link))
     assert not broken
@@ -116,7 +116,7 @@ def test_pages_contain_no_test_marks(pages: dict[str, Page]) -> None:
 
 
 def test_notebook_page_shows_plots(pages: dict[str, Page], site: Path) -> None:
-    plots = [each for each in pages["users/notebook.html"].loads if each.endswith(".png")]
+    plots = [address for address in pages["users/notebook.html"].loads if address.endswith(".png")]
     assert len(plots) >= 5
     for plot in plots:
         assert (site / "users" / plot).read_bytes().startswith(b"\x89PNG")

@@ -19,20 +19,20 @@ SOMETIMES = {"host/model_process.py", "stores/broker/spool.py"}
 def documented() -> set[str]:
     """Return every file that the table of stations names."""
     walk = (ROOT / "docs" / "architecture.md").read_text().partition("## The walk")[2]
-    found = set[str]()
+    files = set[str]()
     for row in re.findall(r"^\| \d+ \|.+$", walk.partition("\n## ")[0], re.MULTILINE):
         room = ""
         for name in re.findall(r"`([\w/]+\.py)`", row):
             room = name.rpartition("/")[0] or room
-            found.add(f"{room}/{name.rpartition('/')[2]}")
-    return found
+            files.add(f"{room}/{name.rpartition('/')[2]}")
+    return files
 
 
 def test_documented_walk_names_exactly_the_called_files() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "bench.walk"], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    called = set(re.findall(r"^([\w/]+\.py) ", done.stdout, re.MULTILINE))
-    assert len(called) > 20, done.stdout + done.stderr
+    assert process.returncode == 0, process.stderr
+    called = set(re.findall(r"^([\w/]+\.py) ", process.stdout, re.MULTILINE))
+    assert len(called) > 20, process.stdout + process.stderr
     assert called - SOMETIMES == documented() - SOMETIMES

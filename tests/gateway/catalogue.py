@@ -1,4 +1,4 @@
-"""A catalogue whose facts a test gives."""
+"""A catalogue with given facts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ndif.schema.structure import ModelDetails
 
 @dataclass
 class KnownCatalogue:
-    """The form of `Catalogue` whose models are known, and can run requests."""
+    """A `Catalogue` whose models are known and can run requests."""
 
-    known: Models = field(default_factory=Models)
+    configs: Models = field(default_factory=Models)
     deployments: Mapping[str, Any] = field(default_factory=dict)
     """Entries of `/status`."""
 
     async def models(self) -> Models:
-        return self.known
+        return self.configs
 
     async def status(self) -> ServerStatus:
         return from_plain(ServerStatus, {"deployments": self.deployments})
 
     async def details(self, key: ModelKey) -> ModelDetails:
-        return describe_details(self.known, key)
+        return describe_details(self.configs, key)
 
     async def connected(self) -> bool:
         return True

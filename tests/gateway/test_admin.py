@@ -232,12 +232,12 @@ def test_every_other_operation_is_performed(http: httpx.Client, table: Table) ->
 
     post("deploy", deployments=["org/a"])
     assert post("scale", model="ORG/A", replicas=2)["models"][0]["replicas"] == ["r1", "r4"]
-    assert [each["replica_id"] for each in post("restart", model="org/a")["restarted"]] == [
+    assert [row["replica_id"] for row in post("restart", model="org/a")["restarted"]] == [
         "r1",
         "r4",
     ]
     evicted = post("evict", model="org/a", replica="r4", cold=True)["evicted"]
-    assert [each["replica_id"] for each in evicted] == ["r4"]
+    assert [row["replica_id"] for row in evicted] == ["r4"]
     assert table.deployed["org/a"].replicas == ["r1"]
     assert post("kill", request_id="request-2") == {"killed": True, "request_id": "request-2"}
     assert table.waiting == ["request-3"]
@@ -262,9 +262,9 @@ def test_config_answer_has_source_of_each_value(monkeypatch: pytest.MonkeyPatch)
         answer = httpx.get(
             f"{url}/admin/config", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
         )
-    found = {each["name"]: each for each in answer.json()["settings"]}
-    assert len(found) == len(Settings.model_fields)
-    assert {**found["NDIF_RUNNER_POOL"], "meaning": ""} == {
+    settings_by_name = {setting["name"]: setting for setting in answer.json()["settings"]}
+    assert len(settings_by_name) == len(Settings.model_fields)
+    assert {**settings_by_name["NDIF_RUNNER_POOL"], "meaning": ""} == {
         "name": "NDIF_RUNNER_POOL",
         "value": 5,
         "default": 2,
@@ -272,8 +272,8 @@ def test_config_answer_has_source_of_each_value(monkeypatch: pytest.MonkeyPatch)
         "meaning": "",
         "unit": None,
     }
-    assert found["COORDINATOR_PROCESSOR_REPLY_FREQ_S"]["source"] == "environment"
-    assert found["NDIF_RESULT_TTL_S"]["source"] == "default"
-    assert found["NDIF_RESULT_TTL_S"]["value"] == 86_400
-    assert found["NDIF_RESULT_TTL_S"]["unit"] == "seconds"
+    assert settings_by_name["COORDINATOR_PROCESSOR_REPLY_FREQ_S"]["source"] == "environment"
+    assert settings_by_name["NDIF_RESULT_TTL_S"]["source"] == "default"
+    assert settings_by_name["NDIF_RESULT_TTL_S"]["value"] == 86_400
+    assert settings_by_name["NDIF_RESULT_TTL_S"]["unit"] == "seconds"
     assert TOKEN not in json.dumps(answer.json())

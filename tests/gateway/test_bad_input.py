@@ -209,7 +209,7 @@ def get_raw(server: LocalServer, target: str) -> tuple[int, dict[str, Any]]:
         text = answer.read().decode()
     finally:
         connection.close()
-    assert not any(each in text for each in OF_THE_SERVER), text
+    assert not any(secret in text for secret in OF_THE_SERVER), text
     assert answer.headers["Content-Type"] == "application/json", text
     return answer.status, json.loads(text)
 
@@ -228,7 +228,7 @@ def sentence(text: object) -> str:
     assert isinstance(text, str)
     assert re.match(r"[A-Za-z'\"0-9]", text), text
     assert text.endswith((".", "?")), text
-    assert not any(each in text for each in OF_THE_SERVER), text
+    assert not any(secret in text for secret in OF_THE_SERVER), text
     return text
 
 
@@ -273,16 +273,16 @@ def failed(server: LocalServer, accepted: httpx.Response) -> str:
 def peak_memory(server: LocalServer) -> int:
     """Return the peak memory of the server's own process in bytes."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found
-    return int(found[1]) << 10
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert match
+    return int(match[1]) << 10
 
 
 # The model
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ("", "is not a model key"),
         ("gpt2", "is not a model key"),
@@ -308,12 +308,12 @@ def peak_memory(server: LocalServer) -> int:
     ],
     ids=lambda value: ascii(value)[-40:],
 )
-def test_wrong_model_key_is_rejected(server: LocalServer, wrong: str, said: str) -> None:
-    assert said in refused(send(server, envelope(model_key=wrong)))
+def test_wrong_model_key_is_rejected(server: LocalServer, wrong: str, expected: str) -> None:
+    assert expected in refused(send(server, envelope(model_key=wrong)))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ("", "is not a model key"),
         (b"\xff\xfe", "is not a model key"),
@@ -327,16 +327,16 @@ def test_wrong_model_key_is_rejected(server: LocalServer, wrong: str, said: str)
     ids=lambda value: ascii(value)[-40:],
 )
 def test_wrong_model_key_of_older_client_is_rejected(
-    server: LocalServer, wrong: str | bytes, said: str
+    server: LocalServer, wrong: str | bytes, expected: str
 ) -> None:
-    assert said in refused(send_old(server, nnsight_model_key=wrong))
+    assert expected in refused(send_old(server, nnsight_model_key=wrong))
 
 
 # Routes
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "said"),
+    ("method", "path", "status", "expected"),
     [
         ("GET", "/nothing", 404, "There is nothing at /nothing."),
         ("GET", "/requestz", 404, "nnsight uses /request,"),
@@ -353,10 +353,10 @@ def test_wrong_model_key_of_older_client_is_rejected(
     ids=lambda value: str(value)[:20],
 )
 def test_wrong_route_or_method_is_rejected(
-    server: LocalServer, method: str, path: str, status: int, said: str
+    server: LocalServer, method: str, path: str, status: int, expected: str
 ) -> None:
     text = refused(httpx.request(method, server.url + path), status)
-    assert said in text
+    assert expected in text
     assert len(text) < 1000
 
 
@@ -379,7 +379,7 @@ def test_bytes_that_are_not_http_do_not_affect_other_clients(server: LocalServer
         b"",
     ):
         answer = raw(server, sent)
-        assert not any(each.encode() in answer for each in OF_THE_SERVER)
+        assert not any(secret.encode() in answer for secret in OF_THE_SERVER)
         assert b" 500 " not in answer
     assert server.get("/ping") == (200, b'"pong"')
 
@@ -476,7 +476,7 @@ def test_undamaged_multipart_body_is_accepted(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         (part("blob", b"1") + END, "lacks the part 'data'"),
         (part("data", envelope().encode()) + END, "lacks the part 'blob'"),
@@ -495,9 +495,11 @@ def test_undamaged_multipart_body_is_accepted(server: LocalServer) -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_damaged_multipart_body_is_rejected(server: LocalServer, body: bytes, said: str) -> None:
+def test_damaged_multipart_body_is_rejected(
+    server: LocalServer, body: bytes, expected: str
+) -> None:
     text = refused(post_multipart(server, body))
-    assert said in text
+    assert expected in text
     assert len(text) < 1000
 
 
@@ -579,7 +581,7 @@ def test_env_that_cannot_be_applied_fails_job(server: LocalServer, payload: byte
         text = response["description"]
         assert text.startswith("The model could not be prepared as the request asks (")
         assert repr(env)[1:-1] in text
-        assert not any(each in text for each in OF_THE_SERVER), text
+        assert not any(secret in text for secret in OF_THE_SERVER), text
     # The next request is not affected.
     assert ended(server, send(server, blob=payload))["status"] == "COMPLETED"
 
@@ -610,8 +612,8 @@ def test_subscription_ends_with_its_websocket(server: LocalServer) -> None:
 def test_unexpected_websocket_messages_are_ignored(server: LocalServer) -> None:
     channel = websocket.create_connection(f"ws{server.url[4:]}/subscribe", timeout=PATIENCE_S)
     session = json.loads(channel.recv())["session_id"]
-    for said in ("", "garbage", "[" * 10_000, '{"session_id": "another"}'):
-        channel.send(said)
+    for text in ("", "garbage", "[" * 10_000, '{"session_id": "another"}'):
+        channel.send(text)
     channel.send_binary(os.urandom(100_000))
     channel.ping(b"are you there")
     assert send(server, envelope(session_id=session)).status_code == 200
@@ -739,7 +741,7 @@ def test_handmade_frames_are_valid_zstd() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"garbage", "could not be read as an nnsight"),
         (b"\0", "could not be read as an nnsight"),
@@ -757,10 +759,10 @@ def test_handmade_frames_are_valid_zstd() -> None:
     ids=lambda value: ascii(value)[:30],
 )
 def test_garbage_payload_fails_job_with_sentence(
-    server: LocalServer, content: bytes, said: str
+    server: LocalServer, content: bytes, expected: str
 ) -> None:
-    assert said in failed(server, send(server, blob=zstd(content)))
-    assert said in failed(server, send_old(server, zstd(content)))
+    assert expected in failed(server, send(server, blob=zstd(content)))
+    assert expected in failed(server, send_old(server, zstd(content)))
 
 
 def test_whole_payload_runs(server: LocalServer, payload: bytes) -> None:
@@ -793,7 +795,7 @@ def test_truncated_pickle_fails_job(server: LocalServer, payload: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    ("bomb", "said"),
+    ("bomb", "expected"),
     [
         (frame(zeros(1), says=50 * GIB), "50GiB when decompressed"),
         (frame(zeros(16), says=1 << 63), "iB when decompressed"),
@@ -804,18 +806,18 @@ def test_truncated_pickle_fails_job(server: LocalServer, payload: bytes) -> None
     ids=["says 50 GiB", "says 8 EiB", "is 3 GiB", "is 3 GiB, says 100 B", "is 3 GiB, says nothing"],
 )
 def test_decompression_bomb_fails_job(
-    server: LocalServer, payload: bytes, bomb: bytes, said: str
+    server: LocalServer, payload: bytes, bomb: bytes, expected: str
 ) -> None:
     assert len(bomb) < 100_000
     usual = ended(server, send(server, blob=payload))["meta"]["peak_memory"]
     response = ended(server, send(server, blob=bomb))
     assert response["status"] == "ERROR"
     text = sentence(response["description"])
-    assert said in text
+    assert expected in text
     # zstd's number for an unknown size.
     assert "18,446,744,073,709,551,615" not in text
     assert response["meta"]["peak_memory"] < usual + 256 * MIB
-    assert said in failed(server, send_old(server, bomb))
+    assert expected in failed(server, send_old(server, bomb))
 
 
 # Sizes
@@ -988,7 +990,7 @@ def test_result_supports_range_requests(server: LocalServer, payload: bytes) -> 
     for wrong in ("bytes=9999999999-", "bytes=9-5", "bytes=" + "0-1," * 5000, "lines=1-2", "x"):
         answer = httpx.get(url, headers={"Range": wrong})
         assert answer.status_code < 500, wrong
-        assert not any(each.encode() in answer.content for each in OF_THE_SERVER)
+        assert not any(secret.encode() in answer.content for secret in OF_THE_SERVER)
 
 
 # Afterwards

@@ -69,14 +69,14 @@ class Browser:
 
     def show(self, url: str) -> tuple[str, str]:
         """Return the rendered page and the browser's log."""
-        done = subprocess.run(
+        process = subprocess.run(
             [*self._command, "--enable-logging=stderr", "--log-level=0", "--dump-dom", url],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
             check=True,
         )
-        return done.stdout, done.stderr
+        return process.stdout, process.stderr
 
     @contextlib.contextmanager
     def visiting(self, url: str) -> Iterator[None]:
@@ -114,18 +114,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    made = Notebook()
+    site = Notebook()
 
     async def page(_: Request) -> Response:
         return HTMLResponse(PAGE)
 
-    async def found(http: Request) -> Response:
-        made.found.put(json.loads(await http.body()))
+    async def receive_results(http: Request) -> Response:
+        site.found.put(json.loads(await http.body()))
         return Response()
 
-    routes = [Route("/", page), Route("/found", found, methods=["POST"])]
-    with serving(Starlette(routes=routes)) as made.url:
-        yield made
+    routes = [Route("/", page), Route("/found", receive_results, methods=["POST"])]
+    with serving(Starlette(routes=routes)) as site.url:
+        yield site
 
 
 BLOCKED = "TypeError"
@@ -136,9 +136,9 @@ def test_page_of_another_site_is_blocked(
     browser: Browser, notebook: Notebook, runtimes: Path, tmp_path: Path
 ) -> None:
     with gateway(tmp_path, runtimes, whose=Operator("opens-it")) as server:
-        found = notebook.tries(browser, server.url)
-    assert found == {**dict.fromkeys(found, BLOCKED), "live": "refused"}
-    assert len(found) == 6
+        results = notebook.tries(browser, server.url)
+    assert results == {**dict.fromkeys(results, BLOCKED), "live": "refused"}
+    assert len(results) == 6
 
 
 def test_page_of_another_site_can_ping_public_server(
@@ -146,11 +146,11 @@ def test_page_of_another_site_can_ping_public_server(
 ) -> None:
     public = "http://ndif.example.org"
     with gateway(tmp_path, runtimes, whose=Operator("opens-it"), public_url=public) as server:
-        found = notebook.tries(browser, server.url)
-    status, request_id, said = found.pop("ping")
-    assert (status, said) == (200, '"pong"')
+        results = notebook.tries(browser, server.url)
+    status, request_id, body = results.pop("ping")
+    assert (status, body) == (200, '"pong"')
     assert re.fullmatch("[0-9a-f]{32}", request_id)
-    assert found == {**dict.fromkeys(found, BLOCKED), "live": "refused"}
+    assert results == {**dict.fromkeys(results, BLOCKED), "live": "refused"}
 
 
 def test_page_named_by_operator_can_use_but_not_operate_server(
@@ -159,13 +159,13 @@ def test_page_named_by_operator_can_use_but_not_operate_server(
     with gateway(
         tmp_path, runtimes, whose=Operator("opens-it"), cors_origins=notebook.url
     ) as server:
-        found = notebook.tries(browser, server.url)
-    assert found["ping"][0] == 200
-    assert found["whoami"][0] == 200
-    assert found["submit"][0] == 400
-    assert "neither a request" in found["simple"][2]
-    assert found["admin"] == BLOCKED
-    assert found["live"] == ["session_id"]
+        results = notebook.tries(browser, server.url)
+    assert results["ping"][0] == 200
+    assert results["whoami"][0] == 200
+    assert results["submit"][0] == 400
+    assert "neither a request" in results["simple"][2]
+    assert results["admin"] == BLOCKED
+    assert results["live"] == ["session_id"]
 
 
 def test_docs_page_is_shown_without_policy_violation(

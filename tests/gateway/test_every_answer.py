@@ -69,8 +69,8 @@ def log() -> Iterator[io.StringIO]:
 @pytest.fixture(scope="module")
 def server(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("results")
-    with gateway(folder, runtimes, whose=Operator(TOKEN)) as found:
-        yield found
+    with gateway(folder, runtimes, whose=Operator(TOKEN)) as running_server:
+        yield running_server
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +142,12 @@ def check(status: int, headers: Any, body: bytes) -> str:
     assert headers["x-request-id"]
     assert "server" not in headers
     assert "strict-transport-security" not in headers
-    said = json.loads(body)
-    assert said.keys() == {"detail"}
-    assert said["detail"].endswith((".", "?"))
+    document = json.loads(body)
+    assert document.keys() == {"detail"}
+    assert document["detail"].endswith((".", "?"))
     for shown in ("Traceback", "secret", ".py", "site-packages", "uvicorn", "starlette"):
-        assert shown not in said["detail"]
-    sentence: str = said["detail"]
+        assert shown not in document["detail"]
+    sentence: str = document["detail"]
     return sentence
 
 
@@ -164,8 +164,8 @@ def test_answer_and_log_line_have_request_id_of_client(server: Gateway, log: io.
 def test_unsafe_request_id_is_replaced(server: Gateway) -> None:
     for forged in ("a]b", "x" * 65, "a b", ""):
         answer = get(f"{server.url}/ping", headers={"X-Request-Id": forged})
-        made = answer.headers["X-Request-Id"]
-        assert MADE.fullmatch(made)
+        request_id = answer.headers["X-Request-Id"]
+        assert MADE.fullmatch(request_id)
     twice = get(f"{server.url}/ping", headers=[("X-Request-Id", "a"), ("X-Request-Id", "b")])
     assert MADE.fullmatch(twice.headers["X-Request-Id"])
 
@@ -186,7 +186,7 @@ def test_log_line_omits_query_and_truncates_path(server: Gateway, log: io.String
     get(f"{server.url}/{'y' * 5000}", headers={"X-Request-Id": "long"})
     get(f"{server.url}/a%0aINFO%20forged%1b[2J", headers={"X-Request-Id": "forged"})
     (result,), (long,), (forged,) = (
-        wait_for_lines(log, each) for each in ("result", "long", "forged")
+        wait_for_lines(log, request_id) for request_id in ("result", "long", "forged")
     )
     assert f"GET /results/{UNKNOWN} 403" in result
     assert len(long) < 400
@@ -272,14 +272,14 @@ def test_answers_with_user_data_are_not_cached(server: Gateway) -> None:
 
 
 def test_hsts_header_is_sent_only_with_https_url(runtimes: Path, tmp_path: Path) -> None:
-    for public, told in (
+    for public, expected in (
         ("https://ndif.example.org", "max-age=31536000"),
         ("http://ndif.example.org", None),
     ):
         with gateway(tmp_path / public[:5], runtimes, public_url=public) as server:
             for path in ("/ping", "/nothing", "/hub/api/models/a"):
                 headers = get(server.url + path).headers
-                assert headers.get("Strict-Transport-Security") == told
+                assert headers.get("Strict-Transport-Security") == expected
 
 
 # Failures of the server
@@ -289,8 +289,8 @@ def test_failure_sends_sentence_and_logs_traceback(failing: str, log: io.StringI
     answer = get(f"{failing}/fails", headers={"X-Request-Id": "fails"})
     assert answer.status_code == 500
     assert answer.headers["X-Request-Id"] == "fails"
-    said = check(answer.status_code, answer.headers, answer.content)
-    assert said == "The server failed at this request; its log says why."
+    detail = check(answer.status_code, answer.headers, answer.content)
+    assert detail == "The server failed at this request; its log says why."
     http, uvicorns = wait_for_lines(log, "fails", 2)
     assert "GET /fails 500" in http
     assert "ERROR uvicorn.error [fails]: Exception in ASGI application" in uvicorns
@@ -386,10 +386,10 @@ UPGRADE = (
 def test_requests_that_reach_no_route_are_rejected_in_usual_form(
     server: Gateway, sent: bytes, status: int, says: str
 ) -> None:
-    found, headers, body = raw(server.url, sent)
-    assert found == status
+    got_status, headers, body = raw(server.url, sent)
+    assert got_status == status
     if says:
-        assert says in check(found, headers, body)
+        assert says in check(got_status, headers, body)
     assert get(f"{server.url}/ping").json() == "pong"
 
 
@@ -467,8 +467,8 @@ def hasty(runtimes: Path, tmp_path_factory: pytest.TempPathFactory, log: Any) ->
     """A server with a short timeout for incomplete requests."""
     folder = tmp_path_factory.mktemp("results")
     whose = Operator(TOKEN)
-    with gateway(folder, runtimes, whose=whose, incoming_idle_s=0.2) as found:
-        yield found
+    with gateway(folder, runtimes, whose=whose, incoming_idle_s=0.2) as running_server:
+        yield running_server
 
 
 @settings(suppress_health_check=list(HealthCheck))
@@ -490,7 +490,7 @@ def test_any_request_head_has_answer_in_usual_form(hasty: Gateway, head: bytes) 
     if answer.status >= 400 and body and answer.headers.get_content_type() == "application/json":
         refusal = json.loads(body)
         assert len(refusal) == 1
-        assert not any(each in body for each in (b"Traceback", b"site-packages", b".py"))
+        assert not any(secret in body for secret in (b"Traceback", b"site-packages", b".py"))
 
 
 def test_random_request_heads_caused_no_failure(hasty: Gateway, log: io.StringIO) -> None:

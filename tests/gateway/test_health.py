@@ -24,7 +24,7 @@ KEY = 'nnsight.modeling.transformers.TransformersModel:{"repo_id": "a/b", "revis
 
 
 def entry(level: str, state: str) -> dict[str, Any]:
-    said = {"deployment_level": level, "application_state": state, "state": state}
+    states = {"deployment_level": level, "application_state": state, "state": state}
     unknown = {"task": None, "revision": None, "parameters": None, "config": None}
     empty: dict[str, Any] = {"replicas": {}, "runtimes": {}, "nodes": []}
     return {
@@ -33,7 +33,7 @@ def entry(level: str, state: str) -> dict[str, Any]:
         "trust_remote_code": False,
         "on_demand": False,
         "dedicated": level == "HOT",
-        **said,
+        **states,
         **unknown,
         **empty,
     }
@@ -50,7 +50,7 @@ async def listed(
     ) as http:
         answer = (await http.get("/status")).json()
     from_plain(ServerStatus, answer)
-    return {each["repo_id"]: each for each in answer["deployments"].values()}
+    return {row["repo_id"]: row for row in answer["deployments"].values()}
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ async def listed(
 async def test_idle_server_that_loads_on_request_is_reported_as_ready(
     deployments: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = await listed(OpenAccounts(hotswapping=True), tmp_path, deployments)
-    assert found.keys() == {*(["a/b"] if deployments else []), READY}
-    ready = found[READY]
+    listing = await listed(OpenAccounts(hotswapping=True), tmp_path, deployments)
+    assert listing.keys() == {*(["a/b"] if deployments else []), READY}
+    ready = listing[READY]
     # Clients of 0.8 count HOT entries; clients of 0.6 and 0.7 read the key and one of two fields.
     assert (ready["deployment_level"], ready["application_state"]) == ("HOT", "RUNNING")
     assert json.loads(ready["model_key"].partition(":")[2])["repo_id"] == READY
@@ -84,7 +84,7 @@ async def test_server_with_keys_is_reported_as_loading_on_request(tmp_path: Path
 async def test_ready_entry_is_absent_with_model_or_without_loading(tmp_path: Path) -> None:
     accounts = OpenAccounts(hotswapping=True)
     for state in ("RUNNING", "DEPLOYING", "NOT DEPLOYED", "UNHEALTHY"):
-        there = {KEY: entry("HOT", state)}
-        assert (await listed(accounts, tmp_path, there)).keys() == {"a/b"}
+        entries = {KEY: entry("HOT", state)}
+        assert (await listed(accounts, tmp_path, entries)).keys() == {"a/b"}
     assert await listed(OpenAccounts(hotswapping=False), tmp_path, {}) == {}
     assert await listed(accounts, tmp_path, {}, fixed=True) == {}

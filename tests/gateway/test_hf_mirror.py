@@ -72,7 +72,7 @@ class Served:
     def api(self) -> HfApi:
         return HfApi(endpoint=self.endpoint, token=False)
 
-    def given(self) -> set[str]:
+    def fetched_names(self) -> set[str]:
         """The files whose bytes were sent."""
         return {
             path.split("/resolve/")[1].split("/", 1)[1]
@@ -108,7 +108,7 @@ def run_client(script: str, served: Served, home: Path) -> str:
         for name, value in os.environ.items()
         if not name.startswith(("HF_", "HUGGING", "TRANSFORMERS_", "PYTHONPATH"))
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         env={**environment, "HF_ENDPOINT": served.endpoint, "HF_HOME": str(home)},
         cwd=home,
@@ -116,8 +116,8 @@ def run_client(script: str, served: Served, home: Path) -> str:
         text=True,
         timeout=PATIENCE_S,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.fixture(scope="session")
@@ -185,7 +185,7 @@ def test_name_in_another_case_is_answered_with_canonical_name(tiny: Served) -> N
 def test_file_list_omits_weights(tiny: Served) -> None:
     assert set(tiny.api.list_repo_files(TINY)) == SHARED
     entries = tiny.api.list_repo_tree(TINY)
-    sizes = {each.path: each.size for each in entries if isinstance(each, RepoFile)}
+    sizes = {entry.path: entry.size for entry in entries if isinstance(entry, RepoFile)}
     assert sizes["config.json"] > 0
 
 
@@ -199,12 +199,12 @@ def test_tree_lists_folders(folder: Path) -> None:
         below = list(served.api.list_repo_tree(TINY, templates.name))
         with pytest.raises(EntryNotFoundError):
             list(served.api.list_repo_tree(TINY, "no_such_folder"))
-    assert [each.path for each in top if isinstance(each, RepoFolder)] == [templates.name]
-    assert {each.path for each in top if isinstance(each, RepoFile)} == SHARED
-    assert {each.path for each in everything} - {each.path for each in top} == {
+    assert [entry.path for entry in top if isinstance(entry, RepoFolder)] == [templates.name]
+    assert {entry.path for entry in top if isinstance(entry, RepoFile)} == SHARED
+    assert {entry.path for entry in everything} - {entry.path for entry in top} == {
         "additional_chat_templates/tools.jinja"
     }
-    assert [each.path for each in below] == ["additional_chat_templates/tools.jinja"]
+    assert [entry.path for entry in below] == ["additional_chat_templates/tools.jinja"]
 
 
 def test_file_is_downloaded(tiny: Served, gpt2: Path, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_snapshot_keeps_its_commit(whole: Served, gpt2: Path, tmp_path: Path) ->
         for name in ("model.safetensors", "vocab.json", "config.json"):
             with contextlib.suppress(EntryNotFoundError):
                 hf_hub_download(TINY, name, endpoint=served.endpoint, cache_dir=tmp_path)
-        assert served.given() == {"tokenizer.json"}
+        assert served.fetched_names() == {"tokenizer.json"}
     cache = snapshot.parent.parent
     assert (cache / "refs" / "main").read_text() == snapshot.name
     assert not (cache / ".no_exist").exists()
@@ -463,14 +463,14 @@ print(json.dumps({{
 }}))
 """
     with hub_of(MirroredModel(TINY, gpt2, None, "text-generation")) as served:
-        said = json.loads(run_client(script, served, tmp_path).splitlines()[-1])
-        assert {"config.json", "tokenizer.json"} <= served.given() <= SHARED
-    assert said["key"].startswith("nnsight.modeling.transformers.TransformersModel:")
-    assert json.loads(said["key"].split(":", 1)[1])["repo_id"] == TINY
-    assert len(said["tokens"]) > 0
-    assert said["chat"] == "user: Hi\n"
-    assert said["devices"] == ["meta"]
-    assert said["layers"] == 4
+        output = json.loads(run_client(script, served, tmp_path).splitlines()[-1])
+        assert {"config.json", "tokenizer.json"} <= served.fetched_names() <= SHARED
+    assert output["key"].startswith("nnsight.modeling.transformers.TransformersModel:")
+    assert json.loads(output["key"].split(":", 1)[1])["repo_id"] == TINY
+    assert len(output["tokens"]) > 0
+    assert output["chat"] == "user: Hi\n"
+    assert output["devices"] == ["meta"]
+    assert output["layers"] == 4
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
@@ -494,7 +494,7 @@ print(AutoConfig.from_pretrained({TINY!r}, trust_remote_code=True).width)
     home.mkdir()
     with hub_of(MirroredModel(TINY, folder, None, None)) as served:
         assert run_client(script, served, home).split() == ["17"]
-        assert served.given() == {"config.json", "configuration_own.py", "defaults.py"}
+        assert served.fetched_names() == {"config.json", "configuration_own.py", "defaults.py"}
 
 
 @pytest.mark.process
@@ -512,4 +512,4 @@ for name, folder in ({TINY!r}, {str(gpt2)!r}), ("test-org/llama", {str(llama)!r}
     assert torch.equal(logits(name), logits(folder)), name
 """
     run_client(script, whole, tmp_path)
-    assert "model.safetensors" in whole.given()
+    assert "model.safetensors" in whole.fetched_names()

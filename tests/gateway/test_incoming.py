@@ -152,25 +152,25 @@ async def gateway(
     **settings: Any,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway with these settings, this ping interval and at most so many connections."""
-    made = Gateway(folder, Settings().model_copy(update=settings))
+    server = Gateway(folder, Settings().model_copy(update=settings))
     async with contextlib.AsyncExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        made.address = listening.getsockname()[:2]
+        server.address = listening.getsockname()[:2]
         options = {"ws_ping_interval": ping_s, "ws_ping_timeout": ping_s}
         limit = ConnectionLimit(connections, lambda _: False)
         config = uvicorn.Config(
-            made.app,
+            server.app,
             lifespan="off",
             log_level="warning",
             forwarded_allow_ips="127.0.0.1",
             timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
-            **{**options, **limited(made.incoming, limit)},
+            **{**options, **limited(server.incoming, limit)},
         )
-        made.serving = uvicorn.Server(config)
-        serving = asyncio.create_task(made.serving.serve(sockets=[listening]))
+        server.serving = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serving.serve(sockets=[listening]))
         stack.push_async_callback(end, [serving])
-        stack.push_async_callback(made.broker.stop)
-        yield made
+        stack.push_async_callback(server.broker.stop)
+        yield server
 
 
 def is_gone(server: Gateway, session: str) -> bool:
@@ -179,7 +179,7 @@ def is_gone(server: Gateway, session: str) -> bool:
 
 def unfinished(limit: int, *addresses: str) -> list[IncomingCount]:
     incoming = Incoming(Settings().model_copy(update={"max_incoming_bytes": limit}))
-    return [incoming.message(each) for each in addresses]
+    return [incoming.message(address) for address in addresses]
 
 
 def test_address_may_use_half_of_budget() -> None:
@@ -211,16 +211,16 @@ async def test_addresses_behind_proxy_are_counted_separately(tmp_path: Path) -> 
     async with gateway(tmp_path, max_incoming_bytes=8 * MIB) as server:
         kept = [await server.post(3 * MIB, as_="10.0.0.1", ends=False)]
         await eventually(lambda: server.held >= 3 * MIB)
-        status, said = await server.post(3 * MIB, as_="10.0.0.1")
+        status, text = await server.post(3 * MIB, as_="10.0.0.1")
         assert status == 429
-        assert "from your address" in said
-        assert "retry-after: 5" in said.lower()
+        assert "from your address" in text
+        assert "retry-after: 5" in text.lower()
         assert (await server.post(3 * MIB, as_="10.0.0.2"))[0] == 200
         kept.append(await server.post(3 * MIB, as_="10.0.0.2", ends=False))
         await eventually(lambda: server.held >= 6 * MIB)
-        status, said = await server.post(3 * MIB, as_="10.0.0.3")
+        status, text = await server.post(3 * MIB, as_="10.0.0.3")
         assert status == 503
-        assert "NDIF_MAX_INCOMING_BYTES" in said
+        assert "NDIF_MAX_INCOMING_BYTES" in text
         for _, writer in kept:
             writer.close()
         await eventually(lambda: not server.held)
@@ -230,9 +230,9 @@ async def test_addresses_behind_proxy_are_counted_separately(tmp_path: Path) -> 
 @on_loop
 async def test_stalled_body_times_out(tmp_path: Path) -> None:
     async with gateway(tmp_path, incoming_idle_s=0.3) as server:
-        status, said = await answer(*await server.post(2 * MIB, ends=False))
+        status, text = await answer(*await server.post(2 * MIB, ends=False))
         assert status == 408
-        assert "came too slowly" in said
+        assert "came too slowly" in text
         assert not server.held
         assert not server.files()
 
@@ -248,9 +248,9 @@ async def test_endless_body_times_out(tmp_path: Path) -> None:
 @on_loop
 async def test_connection_with_endless_head_is_closed(tmp_path: Path) -> None:
     async with gateway(tmp_path, incoming_idle_s=0.3) as server:
-        for said in (b"", b"GET / HTTP/1.1\r\nHost:"):
+        for content in (b"", b"GET / HTTP/1.1\r\nHost:"):
             reader, writer = await asyncio.open_connection(*server.address)
-            writer.write(said)
+            writer.write(content)
             assert await reader.read() == b""
             writer.close()
     async with gateway(tmp_path) as server:
@@ -395,16 +395,16 @@ async def test_live_channel_survives_unanswered_pings(tmp_path: Path) -> None:
 
 def slow_socket(address: tuple[str, int]) -> socket.socket:
     """Return a connection with a small receive buffer."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    made.connect(address)
-    return made
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(address)
+    return client
 
 
 async def open_and_stop_reading(server: Gateway, wire: Wire) -> str:
     """Open a live channel by hand; return the subscription's id."""
-    made = await asyncio.to_thread(slow_socket, server.address)
-    reader, writer = await asyncio.open_connection(sock=made, limit=4096)
+    client = await asyncio.to_thread(slow_socket, server.address)
+    reader, writer = await asyncio.open_connection(sock=client, limit=4096)
     path = "/subscribe" if wire is Wire.ENVELOPE else "/ws/socket.io/?EIO=4&transport=websocket"
     writer.write(
         f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"

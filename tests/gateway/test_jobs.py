@@ -38,8 +38,8 @@ def laboratory() -> Laboratory:
 
 @pytest.fixture
 def url(laboratory: Laboratory, tmp_path: Path) -> Iterator[str]:
-    with served(laboratory, tmp_path) as found:
-        yield found
+    with served(laboratory, tmp_path) as base_url:
+        yield base_url
 
 
 def get(url: str, path: str) -> httpx.Response:
@@ -64,8 +64,8 @@ def test_trace_reports_error_and_stored_result_of_job(url: str, laboratory: Labo
         NOTHING,
         (ERROR, False),
     ]
-    done = next(job for job in laboratory.jobs if job["id"] == DONE)
-    done["ended"] = time.time() - 3601  # results are kept for an hour
+    job = next(job for job in laboratory.jobs if job["id"] == DONE)
+    job["ended"] = time.time() - 3601  # results are kept for an hour
     assert left(url, DONE) == NOTHING
 
 

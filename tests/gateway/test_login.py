@@ -37,14 +37,14 @@ def a_gateway(folder: Path, runtimes: Path, **settings: Any) -> Any:
 
 @pytest.fixture
 def server(runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
-    with a_gateway(tmp_path / "results", runtimes) as found:
-        yield found
+    with a_gateway(tmp_path / "results", runtimes) as served_gateway:
+        yield served_gateway
 
 
 @pytest.fixture
 def http(server: Gateway) -> Iterator[httpx.Client]:
-    with a_browser(server) as found:
-        yield found
+    with a_browser(server) as browser:
+        yield browser
 
 
 def a_browser(server: Gateway, **headers: str) -> httpx.Client:
@@ -68,8 +68,8 @@ def operator_events(server: Gateway) -> list[tuple[str, str, str, int]]:
     answer = httpx.get(
         f"{server.url}/admin/events", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
     )
-    found = [(e["kind"], e["subject"], e["by"], e["count"]) for e in answer.json()["events"]]
-    return found[::-1]
+    events = [(e["kind"], e["subject"], e["by"], e["count"]) for e in answer.json()["events"]]
+    return events[::-1]
 
 
 # Credentials
@@ -121,9 +121,9 @@ def test_login_without_valid_password_is_rejected(http: httpx.Client) -> None:
 
 def test_server_without_password_explains_login(runtimes: Path, tmp_path: Path) -> None:
     with a_gateway(tmp_path, runtimes, admin_password_hash="") as server, a_browser(server) as http:
-        said = refused(enter(http, "guessed"), 401)
-        assert "`ndif admin password`" in said
-        assert "file `token`" in said
+        message = refused(enter(http, "guessed"), 401)
+        assert "`ndif admin password`" in message
+        assert "file `token`" in message
         assert http.get("/session").json()["has_password"] is False
         assert enter(http, "").status_code == 400
         assert enter(http, TOKEN).status_code == 200
@@ -252,7 +252,7 @@ def test_cookie_does_not_override_wrong_token(http: httpx.Client) -> None:
 @pytest.mark.parametrize("value", ["", "x", "a.b.c", "é", '"', "x" * 5000, "W10.aaaaaa.bbbbbb"])
 def test_invalid_cookie_is_rejected(http: httpx.Client, value: str) -> None:
     enter(http)
-    (name,) = (each.name for each in http.cookies.jar)
+    (name,) = (cookie.name for cookie in http.cookies.jar)
     http.cookies.clear()
     header = f"{name}={value}".encode("latin-1")
     assert http.get("/admin/status", headers=[(b"Cookie", header)]).status_code == 401
@@ -285,8 +285,8 @@ def test_cookie_behind_tls_is_secure(runtimes: Path, tmp_path: Path) -> None:
 
 
 def test_password_guesses_lock_address_but_not_token(server: Gateway, http: httpx.Client) -> None:
-    said = {refused(enter(http, f"guess {n}"), 401) for n in range(login.FROM_ADDRESS)}
-    assert len(said) == 1
+    messages = {refused(enter(http, f"guess {n}"), 401) for n in range(login.FROM_ADDRESS)}
+    assert len(messages) == 1
     locked = enter(http)
     assert "token" in refused(locked, 429)
     assert 0 < int(locked.headers["Retry-After"]) <= 60 * login.WINDOW_MIN

@@ -51,7 +51,7 @@ class Leader:
             raise self.problem
 
     def route(self, networks: Sequence[str], token: str | None = TOKEN) -> MetricsRoute:
-        allowed = [ip_network(each) for each in networks]
+        allowed = [ip_network(network) for network in networks]
         return MetricsRoute(self.perform, {"objects": self.ping}, Path("/"), allowed, token)
 
     async def perform(self, operation: Operation) -> Any:
@@ -87,20 +87,20 @@ async def test_metrics_need_allowed_network_or_token() -> None:
         # A proxy on this machine forwards a request of unknown origin.
         ("127.0.0.1", [], {"X-Forwarded-For": "8.8.8.8"}, 403),
     ):
-        found = await answer(leader, address, networks, **headers)
-        assert found.status_code == status, (address, networks, headers)
+        response = await answer(leader, address, networks, **headers)
+        assert response.status_code == status, (address, networks, headers)
         if status == 403:
-            assert "NDIF_METRICS_ALLOW" in found.json()["detail"]
+            assert "NDIF_METRICS_ALLOW" in response.json()["detail"]
 
 
 @on_loop
 async def test_metrics_report_missing_leader() -> None:
     leader = Leader()
     leader.leads = False
-    found = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
-    assert found.status_code == 200
-    assert "\nndif_leader_up 0.0\n" in found.text
-    assert "ndif_queue_depth" not in found.text
+    response = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
+    assert response.status_code == 200
+    assert "\nndif_leader_up 0.0\n" in response.text
+    assert "ndif_queue_depth" not in response.text
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ async def test_metrics_report_missing_leader() -> None:
 @on_loop
 async def test_metrics_report_unavailable_store(problem: Exception) -> None:
     leader = Leader()
-    found = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
-    assert '\nndif_store_up{store="objects"} 1.0\n' in found.text
+    response = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
+    assert '\nndif_store_up{store="objects"} 1.0\n' in response.text
     leader.problem = problem
-    found = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
-    assert found.status_code == 200
-    assert '\nndif_store_up{store="objects"} 0.0\n' in found.text
-    assert '\nndif_disk_bytes{kind="free"} ' in found.text
+    response = await answer(leader, "10.20.0.7", ["10.0.0.0/8"])
+    assert response.status_code == 200
+    assert '\nndif_store_up{store="objects"} 0.0\n' in response.text
+    assert '\nndif_disk_bytes{kind="free"} ' in response.text
 
 
 @on_loop
@@ -132,9 +132,11 @@ async def test_metrics_report_unavailable_broker(
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
 
             async def up() -> list[str]:
-                found = await http.get("/metrics")
-                assert found.status_code == 200, found.text
-                return re.findall(r'^ndif_store_up{store="(\w+)"} 1\.0$', found.text, re.MULTILINE)
+                response = await http.get("/metrics")
+                assert response.status_code == 200, response.text
+                return re.findall(
+                    r'^ndif_store_up{store="(\w+)"} 1\.0$', response.text, re.MULTILINE
+                )
 
             async def all_are_up() -> bool:
                 return await up() == ["broker", "objects", "accounts"]
@@ -165,22 +167,22 @@ async def test_leader_state_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rejections_and_requests_are_counted(runtimes: Path, tmp_path: Path) -> None:
-    with gateway(tmp_path / "results", runtimes, dev_mode=True) as found:
+    with gateway(tmp_path / "results", runtimes, dev_mode=True) as server:
 
         def count(name: str, **labels: Any) -> float:
             pairs = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
-            text = httpx.get(f"{found.url}/metrics").text
+            text = httpx.get(f"{server.url}/metrics").text
             lines = [line for line in text.splitlines() if line.startswith(f"{name}{{{pairs}}} ")]
             return float(lines[0].split()[-1]) if lines else 0.0
 
         refused = {"name": "ndif_refusals_total", "reason": "invalid"}
         answered = {"method": "POST", "route": "/request", "status": "400"}
         before = count(**refused), count("ndif_http_requests_total", **answered)
-        assert httpx.post(f"{found.url}/request", content=b"?").status_code == 400
+        assert httpx.post(f"{server.url}/request", content=b"?").status_code == 400
         after = count(**refused), count("ndif_http_requests_total", **answered)
         assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1]
         accepted = count("ndif_submitted_bytes_count", wire="headers")
-        assert found.submit_old().status_code == 200
+        assert server.submit_old().status_code == 200
         assert count("ndif_submitted_bytes_count", wire="headers") == accepted + 1
 
 
@@ -225,8 +227,8 @@ def test_no_value_that_a_client_chooses_adds_series(runtimes: Path, tmp_path: Pa
 def test_real_prometheus_reads_metrics(
     server: LocalServer, prometheus: PrometheusServer, query: str, least: float
 ) -> None:
-    (found, *_) = prometheus.until(query)
-    assert float(found["value"][1]) >= least
+    (sample, *_) = prometheus.until(query)
+    assert float(sample["value"][1]) >= least
 
 
 @pytest.fixture(scope="module")
@@ -235,5 +237,5 @@ def prometheus(server: LocalServer, tmp_path_factory: pytest.TempPathFactory) ->
     job = send_old(server).json()["id"]
     until(lambda: httpx.get(f"{server.url}/response/{job}").json()["status"] == "ERROR")
     folder = tmp_path_factory.mktemp("prometheus")
-    with PrometheusServer(folder, server.url.removeprefix("http://")) as found:
-        yield found
+    with PrometheusServer(folder, server.url.removeprefix("http://")) as monitor:
+        yield monitor

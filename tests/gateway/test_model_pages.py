@@ -47,7 +47,7 @@ class Asked(KnownCatalogue):
 def structures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelStructure]:
     """The structures of a GPT-2 and of a BERT."""
     folder = tmp_path_factory.mktemp("models")
-    found = {}
+    structure_by_name = {}
     for name, make, kind in (
         (GPT2, make_gpt2, AutoModelForCausalLM),
         (BERT, make_bert, AutoModelForMaskedLM),
@@ -55,8 +55,8 @@ def structures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelStruc
         of = make(folder / name)
         structure = read_structure(describe_structure(kind.from_pretrained(of), of))
         assert structure is not None
-        found[name] = structure
-    return found
+        structure_by_name[name] = structure
+    return structure_by_name
 
 
 def application(models: Models, runtimes: Path, status: dict[str, Any] | None = None) -> Starlette:
@@ -99,12 +99,12 @@ async def ask(app: Starlette, path: str, status: int = 200) -> dict[str, Any]:
     async with client_of(app) as http:
         answer = await http.get(path)
     assert answer.status_code == status, answer.text
-    found: dict[str, Any] = answer.json()
+    document: dict[str, Any] = answer.json()
     if status == 200:
-        adapter(DescribedModel).validate_python(found)
+        adapter(DescribedModel).validate_python(document)
     else:
-        assert found.keys() == {"detail"}
-    return found
+        assert document.keys() == {"detail"}
+    return document
 
 
 def modules(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -121,16 +121,16 @@ async def test_model_page_describes_every_generation(
     (model,) = models
     model.structures["0.8"], model.load_s["0.8"] = structures[GPT2], 1.5
     app = application(models, runtimes)
-    told = await ask(app, f"/models/{GPT2}")
-    assert (told["license"], told["card"]) == (None, f"https://huggingface.co/{GPT2}")
-    assert (told["state"], told["load_s"], told["layers"]) == ("RUNNING", {"0.8": 1.5}, 4)
-    assert told["generations"][:2] == ["0.8", "0.7"]
-    assert told["adapters"] == ["0.8"]
-    blocks = [each for each in modules(told["tree"]) if each["number"] == 4]
-    assert [(each["class"], each["indices"]) for each in blocks] == [("GPT2Block", [[0, 3]])]
+    facts = await ask(app, f"/models/{GPT2}")
+    assert (facts["license"], facts["card"]) == (None, f"https://huggingface.co/{GPT2}")
+    assert (facts["state"], facts["load_s"], facts["layers"]) == ("RUNNING", {"0.8": 1.5}, 4)
+    assert facts["generations"][:2] == ["0.8", "0.7"]
+    assert facts["adapters"] == ["0.8"]
+    blocks = [module for module in modules(facts["tree"]) if module["number"] == 4]
+    assert [(module["class"], module["indices"]) for module in blocks] == [("GPT2Block", [[0, 3]])]
     for generation, kind in (("0.8", "TransformersModel"), ("0.7", "LanguageModel")):
         assert blocks[0]["paths"][generation] == "model.transformer.h[0]"
-        text = told["snippets"][generation]
+        text = facts["snippets"][generation]
         assert "hidden = model.transformer.h[1].output.save()" in text
         assert f'model = {kind}("{GPT2}"' in text
         assert 'os.environ["NDIF_HOST"] = "https://ndif.example.org"' in text
@@ -144,13 +144,13 @@ async def test_page_of_encoder_describes_only_generations_that_serve_it(
     models = Models([DeploymentConfig(BERT, "/a/folder", task="fill-mask")])
     (model,) = models
     model.structures["0.8"] = structures[BERT]
-    told = await ask(application(models, runtimes), f"/models/{BERT}")
-    assert told["snippets"].keys() == {"0.8"}
-    assert told["tree"]["paths"] == {"0.8": "model"}
-    assert told["card"] is None, "a folder of the server's is nobody's business"
-    assert "/a/folder" not in str(told)
-    moved = [each for each in modules(told["tree"]) if each["name"] == "output"]
-    assert all(each["paths"]["0.8"].endswith(".E_output") for each in moved)
+    facts = await ask(application(models, runtimes), f"/models/{BERT}")
+    assert facts["snippets"].keys() == {"0.8"}
+    assert facts["tree"]["paths"] == {"0.8": "model"}
+    assert facts["card"] is None, "a folder of the server's is nobody's business"
+    assert "/a/folder" not in str(facts)
+    moved = [module for module in modules(facts["tree"]) if module["name"] == "output"]
+    assert all(module["paths"]["0.8"].endswith(".E_output") for module in moved)
 
 
 @on_loop
@@ -180,10 +180,10 @@ async def test_each_revision_has_its_own_page(
     app = application(models, runtimes)
     assert (await ask(app, f"/models/{GPT2}"))["revision"] is None
     assert (await ask(app, f"/models/{GPT2}?revision=main"))["revision"] is None
-    told = await ask(app, f"/models/{GPT2}?revision=v2")
-    assert told["revision"] == "v2"
-    assert 'revision="v2"' in told["snippets"]["0.7"]
-    assert told["card"] == f"https://huggingface.co/{GPT2}/tree/v2"
+    facts = await ask(app, f"/models/{GPT2}?revision=v2")
+    assert facts["revision"] == "v2"
+    assert 'revision="v2"' in facts["snippets"]["0.7"]
+    assert facts["card"] == f"https://huggingface.co/{GPT2}/tree/v2"
     assert "at revision 'v3'" in (await ask(app, f"/models/{GPT2}?revision=v3", 404))["detail"]
 
 
@@ -197,11 +197,11 @@ async def test_malformed_revision_is_refused(runtimes: Path, revision: str) -> N
 
 @on_loop
 async def test_model_without_tree_has_page(runtimes: Path) -> None:
-    told = await ask(
+    facts = await ask(
         application(Models([DeploymentConfig(GPT2, GPT2)]), runtimes), f"/models/{GPT2}"
     )
-    assert (told["tree"], told["generation"], told["snippets"]) == (None, None, {})
-    assert told["parameters"] == 7
+    assert (facts["tree"], facts["generation"], facts["snippets"]) == (None, None, {})
+    assert facts["parameters"] == 7
 
 
 @on_loop
@@ -226,8 +226,8 @@ async def test_on_demand_model_has_page_unless_gated_or_unmeasured(
         models.add(model)
     measured.structures["0.8"] = secret.structures["0.8"] = structures[GPT2]
     app = application(models, runtimes, {})
-    told = await ask(app, "/models/org/measured")
-    assert (told["state"], told["deployment_level"]) == ("NOT DEPLOYED", "COLD")
+    facts = await ask(app, "/models/org/measured")
+    assert (facts["state"], facts["deployment_level"]) == ("NOT DEPLOYED", "COLD")
     unknown = await ask(app, "/models/org/secret", 404)
     assert unknown["detail"].startswith("This server does not know 'org/secret':")
     await ask(app, "/models/org/unmeasured", 404)

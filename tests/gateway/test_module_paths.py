@@ -26,7 +26,7 @@ def node(name: str, *children: ModuleNode, index: tuple[int, int] | None = None)
 
 def paths(generation: str, *children: ModuleNode) -> list[str]:
     root = Place("model", node("", *children), generation)
-    return [each.path for each in root.children()]
+    return [child.path for child in root.children()]
 
 
 def test_moved_module_names_match_envoy_properties() -> None:

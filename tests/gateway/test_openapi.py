@@ -47,17 +47,19 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Starlette:
         Operator(TOKEN),
         host="127.0.0.1",
     )
-    found: Any = server.app
-    while not isinstance(found, Starlette):
-        found = found._app
-    return found
+    inner: Any = server.app
+    while not isinstance(inner, Starlette):
+        inner = inner._app
+    return inner
 
 
 @pytest.fixture(scope="module")
 def described(app: Starlette) -> dict[str, Any]:
-    (found,) = (each for each in app.routes if getattr(each, "path", "") == "/openapi.json")
-    assert isinstance(found, Route)
-    document: dict[str, Any] = found.endpoint.__self__.document
+    (route,) = (
+        candidate for candidate in app.routes if getattr(candidate, "path", "") == "/openapi.json"
+    )
+    assert isinstance(route, Route)
+    document: dict[str, Any] = route.endpoint.__self__.document
     # As sent over the wire.
     again: dict[str, Any] = json.loads(json.dumps(document))
     return again
@@ -94,22 +96,22 @@ def routes_of(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def test_document_describes_exactly_the_routes(app: Starlette, described: dict[str, Any]) -> None:
-    there = set(routes_of(app.routes))
+    routes = set(routes_of(app.routes))
     of_operations = {(method.upper(), path) for path, method, _ in operations(described)}
     channels = [tag["name"] for tag in described["tags"] if "description" in tag]
     of_channels = {("LIVE", name.split()[0].removesuffix("/socket.io")) for name in channels}
-    assert there == of_operations | of_channels
-    assert {("POST", "/request"), ("LIVE", "/subscribe"), ("LIVE", "/ws")} < there
-    assert {("GET", "/response/{id}"), ("GET", "/results/{id}"), ("GET", "/docs")} < there
+    assert routes == of_operations | of_channels
+    assert {("POST", "/request"), ("LIVE", "/subscribe"), ("LIVE", "/ws")} < routes
+    assert {("GET", "/response/{id}"), ("GET", "/results/{id}"), ("GET", "/docs")} < routes
     for kinds in (OPERATIONS, ACCOUNT_OPERATIONS):
-        assert {(kind.method, f"/admin/{kind.name}") for kind in kinds} < there
+        assert {(kind.method, f"/admin/{kind.name}") for kind in kinds} < routes
     assert {
         ("GET", "/requests"),
         ("GET", "/requests/{id}"),
         ("GET", "/usage"),
         ("DELETE", "/request/{id}"),
-    } < there
-    assert len(there) > 25
+    } < routes
+    assert len(routes) > 25
 
 
 def test_document_is_valid_openapi(described: dict[str, Any]) -> None:
@@ -123,7 +125,11 @@ def test_document_is_valid_openapi(described: dict[str, Any]) -> None:
         assert set(operation["tags"]) <= tags
         assert operation["summary"]
         # The path parameters match the path exactly.
-        named = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"}
+        named = {
+            parameter["name"]
+            for parameter in operation.get("parameters", ())
+            if parameter["in"] == "path"
+        }
         assert named == set(re.findall(r"{(\w+)}", path))
 
 
@@ -144,7 +150,7 @@ def test_examples_match_their_schemas(described: dict[str, Any]) -> None:
                 validator(described, content["schema"]).validate(content["example"])
                 checked += 1
         body = operation.get("requestBody", {}).get("content", {})
-        assert all("example" in each for kind, each in body.items() if "octet" not in kind), path
+        assert all("example" in media for kind, media in body.items() if "octet" not in kind), path
         for status, response in operation["responses"].items():
             for kind, content in response["content"].items():
                 is_json = kind == "application/json"
@@ -186,17 +192,17 @@ def holds(described: dict[str, Any], path: str, answer: httpx.Response) -> Any:
     content = response["content"][kind]
     if kind != "application/json":
         return answer.content
-    found = answer.json()
-    validator(described, content["schema"]).validate(found)
-    return found
+    document = answer.json()
+    validator(described, content["schema"]).validate(document)
+    return document
 
 
 def shape(value: Any) -> Any:
     """Return a JSON value with the types of its values in place of the values."""
     if isinstance(value, dict):
-        return {name: shape(each) for name, each in value.items()}
+        return {name: shape(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [shape(each) for each in value[:1]]
+        return [shape(part) for part in value[:1]]
     return type(value).__name__
 
 
@@ -224,9 +230,9 @@ def test_answers_of_server_match_document(
 ) -> None:
     with httpx.Client(base_url=server.url, trust_env=False) as http:
         for path in ("/ping", "/connected", "/whoami"):
-            found = holds(described, path, http.get(path))
+            document = holds(described, path, http.get(path))
             if path != "/whoami":
-                assert found == example(described, path)
+                assert document == example(described, path)
         assert shape(holds(described, "/env", http.get("/env"))).keys() == {
             "python_version",
             "packages",
@@ -412,27 +418,30 @@ def test_answers_of_account_routes_match_document(
             path = f"/admin/{name}"
             ((method, operation),) = described["paths"][path].items()
             if method == "get":
-                query = {each["name"]: each["example"] for each in operation.get("parameters", ())}
+                query = {
+                    parameter["name"]: parameter["example"]
+                    for parameter in operation.get("parameters", ())
+                }
                 answer = http.get(path, params={**query, **changed})
             else:
                 body = operation.get("requestBody", {"content": {"application/json": {}}})
                 content = body["content"]["application/json"].get("example", {})
                 answer = http.post(path, json={**content, **changed})
             assert answer.status_code == status, answer.text
-            found = holds(described, path, answer)
+            document = holds(described, path, answer)
             assert (
                 status != 200
-                or shape(found).keys() == shape(example(described, path, method)).keys()
+                or shape(document).keys() == shape(example(described, path, method)).keys()
             )
-            return found
+            return document
 
         does("tiers/create")
         does("tiers/create", 409)
-        made = does("keys/create")
-        key = {"key": made["id"]}
+        created = does("keys/create")
+        key = {"key": created["id"]}
         assert shape(does("tiers")) == shape(example(described, "/admin/tiers"))
         assert does("tiers/change")["limits"] == {"requests_per_minute": 120}
-        assert does("keys/show", **key) == {k: v for k, v in made.items() if k != "api_key"}
+        assert does("keys/show", **key) == {k: v for k, v in created.items() if k != "api_key"}
         assert len(does("keys")["keys"]) == 1
         assert does("tiers/withdraw", **key)["tiers"] == []
         assert does("tiers/assign", **key)["tiers"] == ["lab"]
@@ -444,7 +453,7 @@ def test_answers_of_account_routes_match_document(
         assert len(does("users/show")["keys"]) == 2
         revoked = does("keys/revoke", **key)
         assert (revoked["state"], revoked["killed"]) == ("REVOKED", 2)
-        assert table.killed_keys == [made["account"]]
+        assert table.killed_keys == [created["account"]]
         # Without a leader, the key is revoked and the answer says that its jobs continue.
         table.leads = False
         assert "its jobs go on" in does("keys/revoke", 503, **key)["detail"]
@@ -492,11 +501,11 @@ def test_docs_page_has_every_route_and_loads_nothing(
     page = Tags()
     page.feed(answer.text)
     assert not {"script", "img", "link", "iframe", "form"} & {tag for tag, _ in page.tags}
-    ids = {found["id"] for _, found in page.tags if "id" in found}
-    for tag, found in page.tags:
-        assert not {"src", "style", "onclick"} & found.keys(), tag
+    ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    for tag, attributes in page.tags:
+        assert not {"src", "style", "onclick"} & attributes.keys(), tag
         if tag == "a":
-            target = found["href"] or ""
+            target = attributes["href"] or ""
             assert target == "/openapi.json" or target.removeprefix("#") in ids
     for path, method, operation in operations(described):
         # `ndif local start` lacks these routes.

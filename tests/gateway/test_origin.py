@@ -220,8 +220,8 @@ async def test_page_named_by_operator_may_use_routes_of_users() -> None:
             assert answer.headers["Access-Control-Allow-Origin"] == origin
             assert "Origin" in answer.headers["Vary"]
             assert "X-Request-Id" in answer.headers["Access-Control-Expose-Headers"]
-            for each in (before, answer):
-                assert "Access-Control-Allow-Credentials" not in each.headers
+            for response in (before, answer):
+                assert "Access-Control-Allow-Credentials" not in response.headers
         assert (await preflight("/request", "POST", origin, "x-other", **named)).is_error
         assert (await preflight("/request", "PATCH", origin, **named)).is_error
         # Pages of other sites cannot use the admin routes.

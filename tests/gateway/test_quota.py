@@ -54,12 +54,12 @@ def keys(tmp_path: Path) -> tuple[str, dict[str, str]]:
     url = f"sqlite:///{tmp_path / 'accounts.sqlite'}"
 
     async def fill() -> dict[str, str]:
-        registry, made = SqlRegistry(Database(url)), {}
+        registry, api_keys = SqlRegistry(Database(url)), {}
         for name, limits in (("small", SMALL), ("brisk", BRISK)):
             await registry.create_tier(tier_with([], name, limits=limits))
-            made[name] = (await registry.create_key(name, tiers=[name])).api_key
+            api_keys[name] = (await registry.create_key(name, tiers=[name])).api_key
         await registry.close()
-        return made
+        return api_keys
 
     return url, asyncio.run(fill())
 
@@ -67,8 +67,8 @@ def keys(tmp_path: Path) -> tuple[str, dict[str, str]]:
 @pytest.fixture
 def keyed(keys: tuple[str, dict[str, str]], runtimes: Path, tmp_path: Path) -> Iterator[Gateway]:
     whose = Operator()
-    with gateway(tmp_path / "results", runtimes, whose=whose, database_url=keys[0]) as found:
-        yield found
+    with gateway(tmp_path / "results", runtimes, whose=whose, database_url=keys[0]) as server:
+        yield server
 
 
 def refused(answer: httpx.Response, status: int) -> str:
@@ -83,7 +83,9 @@ def refused(answer: httpx.Response, status: int) -> str:
 def test_each_tier_has_its_own_limits(keyed: Gateway, keys: tuple[str, dict[str, str]]) -> None:
     small, brisk = ({"ndif-api-key": key} for key in keys[1].values())
     accepted = [keyed.accepted(keyed.submit(**small)) for _ in range(2)]
-    assert {(each.max_result_bytes, each.max_stored_bytes) for each in accepted} == {(5000, 6144)}
+    assert {(request.max_result_bytes, request.max_stored_bytes) for request in accepted} == {
+        (5000, 6144)
+    }
     assert "may have 2 jobs" in refused(keyed.submit(**small), 429)
     assert [keyed.submit(**brisk).status_code for _ in range(3)] == [200] * 3
     assert "3 requests a minute" in refused(keyed.submit(**brisk), 429)
@@ -108,14 +110,14 @@ async def test_open_channels_per_key_are_limited(
     async with opened("small") as first, opened("small"), opened("brisk"):
         says = "Your API key may have 2 live channels open at once"
         async with opened("small") as refused_one:
-            told = json.loads(await refused_one.recv())
+            update = json.loads(await refused_one.recv())
             with pytest.raises(ConnectionClosedError):
                 await refused_one.recv()
         assert refused_one.close_code == 4429
-        assert told["status"] == "ERROR"
-        assert told["description"].startswith(says)
+        assert update["status"] == "ERROR"
+        assert update["description"].startswith(says)
         # nnsight reads the id, sends its job, and shows the rejection.
-        sent = keyed.submit(session=told["session_id"], **{"ndif-api-key": keys[1]["small"]})
+        sent = keyed.submit(session=update["session_id"], **{"ndif-api-key": keys[1]["small"]})
         assert refused(sent, 429).startswith(says)
         # A closed channel no longer counts.
         await first.close()
@@ -130,48 +132,50 @@ async def test_open_channels_per_key_are_limited(
 def test_open_channels_per_address_are_limited(runtimes: Path, tmp_path: Path) -> None:
     settings = {"dev_mode": True, "max_channels_per_address": 2}
     with (
-        gateway(tmp_path / "results", runtimes, **settings) as found,
+        gateway(tmp_path / "results", runtimes, **settings) as server,
         contextlib.ExitStack() as held,
     ):
 
         def open_one() -> None:
             client = held.enter_context(socketio.SimpleClient())
-            client.connect(found.url, socketio_path="/ws/socket.io", transports=["websocket"])
+            client.connect(server.url, socketio_path="/ws/socket.io", transports=["websocket"])
 
         open_one()
         open_one()
-        said: list[dict[str, str]] = []
+        errors: list[dict[str, str]] = []
         client = socketio.Client()
-        client.on("connect_error", said.append)
+        client.on("connect_error", errors.append)
         with pytest.raises(socketio.exceptions.ConnectionError):
-            client.connect(found.url, socketio_path="/ws/socket.io", transports=["websocket"])
-        assert "Your address may have 2 live channels open at once" in said[0]["message"]
+            client.connect(server.url, socketio_path="/ws/socket.io", transports=["websocket"])
+        assert "Your address may have 2 live channels open at once" in errors[0]["message"]
         # The channels of both wires count together.
-        with connect_sync(f"ws{found.url[4:]}/subscribe") as channel:
-            told = json.loads(channel.recv())
-        assert told["description"].startswith("Your address may have 2 live channels open at once")
-        sent = refused(found.submit(session=told["session_id"]), 429)
-        assert sent == told["description"]
+        with connect_sync(f"ws{server.url[4:]}/subscribe") as channel:
+            update = json.loads(channel.recv())
+        assert update["description"].startswith(
+            "Your address may have 2 live channels open at once"
+        )
+        sent = refused(server.submit(session=update["session_id"]), 429)
+        assert sent == update["description"]
 
 
 def test_waiting_jobs_per_model_are_limited(runtimes: Path, tmp_path: Path) -> None:
     settings = {"dev_mode": True, "max_queue_depth": 2}
-    with gateway(tmp_path / "results", runtimes, **settings) as found:
-        found.accepted(found.submit())
-        found.accepted(found.submit_old())
-        for refusal in (found.submit(), found.submit_old()):
+    with gateway(tmp_path / "results", runtimes, **settings) as server:
+        server.accepted(server.submit())
+        server.accepted(server.submit_old())
+        for refusal in (server.submit(), server.submit_old()):
             assert "of all its users together" in refused(refusal, 429)
 
 
 def test_waiting_callbacks_per_user_are_limited(runtimes: Path, tmp_path: Path) -> None:
     settings = {"dev_mode": True, "max_callbacks": 2}
     named = {"ndif-callback": "https://example.org/done"}
-    with gateway(tmp_path / "results", runtimes, **settings) as found:
-        user = found.accepted(found.submit_old(**named)).user
+    with gateway(tmp_path / "results", runtimes, **settings) as server:
+        user = server.accepted(server.submit_old(**named)).user
         for _ in range(2):
-            asyncio.run(found.server.stores.callbacks.add(replace(a_callback(), user=user)))
-        assert "2 webhooks or mails of your jobs wait" in refused(found.submit_old(**named), 429)
-        found.accepted(found.submit_old())
+            asyncio.run(server.server.stores.callbacks.add(replace(a_callback(), user=user)))
+        assert "2 webhooks or mails of your jobs wait" in refused(server.submit_old(**named), 429)
+        server.accepted(server.submit_old())
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])

@@ -52,8 +52,8 @@ async def test_known_job_is_answered_and_unknown_job_is_error(tmp_path: Path) ->
     assert "is not the id of a job" in answer.json()["description"]
     assert "for 1m." in (await get_response(store, job)).json()["description"]
     await store.put(f"responses/{job}.json", b'{"id": 1, "status": "RUNNING"}')
-    known = await get_response(store, job)
-    assert (known.status_code, known.json()) == (200, {"id": 1, "status": "RUNNING"})
+    early = await get_response(store, job)
+    assert (early.status_code, early.json()) == (200, {"id": 1, "status": "RUNNING"})
 
 
 @on_loop

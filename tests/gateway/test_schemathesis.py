@@ -70,8 +70,8 @@ def token(place: Place, started: str) -> str:
 def takes_anything(described: dict[str, Any]) -> bool:
     """Return True if every request of an operation is valid, because its paths take any text."""
     return "requestBody" not in described and all(
-        each["in"] == "path" and each["schema"].keys() <= {"type", "title"}
-        for each in described.get("parameters", ())
+        parameter["in"] == "path" and parameter["schema"].keys() <= {"type", "title"}
+        for parameter in described.get("parameters", ())
     )
 
 
@@ -88,7 +88,7 @@ def ask(operation: Any, mode: Any, token: str) -> int:
     def send(case: Any) -> None:
         nonlocal asked
         # Starlette's mount of the hub matches no path with a line break.
-        assume(not any(re.search(r"\n|%0A", str(each)) for each in case.path_parameters.values()))
+        assume(not any(re.search(r"\n|%0A", str(value)) for value in case.path_parameters.values()))
         asked += 1
         case.call_and_validate(headers=headers, timeout=PATIENCE_S, checks=CHECKS)
 
@@ -112,9 +112,9 @@ def test_generated_requests_are_answered_as_documented(
     """Send valid and invalid requests to every route except the one that stops the server."""
     described = schemathesis.openapi.from_url(f"{started}/openapi.json")
     asked = 0
-    for found in described.exclude(path="/admin/stop").get_all_operations():
-        with subtests.test(found.ok().label):
-            asked += ask(found.ok(), mode, token)
+    for operation in described.exclude(path="/admin/stop").get_all_operations():
+        with subtests.test(operation.ok().label):
+            asked += ask(operation.ok(), mode, token)
     assert asked > 50
 
 
@@ -132,9 +132,9 @@ def test_generated_account_requests_are_answered_as_documented(
         described = schemathesis.openapi.from_url(f"{url}/openapi.json")
         asked = 0
         keys = described.include(path_regex="^/admin/(keys|tiers|users)")
-        for found in keys.get_all_operations():
-            with subtests.test(found.ok().label):
-                asked += ask(found.ok(), mode, TOKEN)
+        for operation in keys.get_all_operations():
+            with subtests.test(operation.ok().label):
+                asked += ask(operation.ok(), mode, TOKEN)
         assert asked > 20
 
 
@@ -149,7 +149,7 @@ def test_schemathesis_finds_wrong_description(started: str, token: str) -> None:
     for path, says in (("/ping", "schema"), ("/admin/export", "status code")):
         with pytest.raises(FailureGroup) as caught:
             ask(schema[path]["GET"], GenerationMode.POSITIVE, token)
-        assert any(says in str(each).lower() for each in caught.value.exceptions)
+        assert any(says in str(exception).lower() for exception in caught.value.exceptions)
 
 
 def test_server_still_works_after_generated_requests(

@@ -91,11 +91,15 @@ async def test_stopping_gateway_notifies_clients_and_names_ended_jobs() -> None:
             await broker.submit(request)
         await websockets.fail_all("It stops.")
         await socket_io.fail_all("It stops.")
-        told = [frames.read(await newer.recv()) for _ in range(2)]
-        told.append(frames.read((await older.receive())[1]))
-        assert {each.id for each in told[:2]} == {each.id for each in requests[:2]}
-        assert told[2].id == requests[2].id
-        assert {(each.status, each.description) for each in told} == {(Status.ERROR, "It stops.")}
+        responses = [frames.read(await newer.recv()) for _ in range(2)]
+        responses.append(frames.read((await older.receive())[1]))
+        assert {response.id for response in responses[:2]} == {
+            response.id for response in requests[:2]
+        }
+        assert responses[2].id == requests[2].id
+        assert {(response.status, response.description) for response in responses} == {
+            (Status.ERROR, "It stops.")
+        }
 
 
 class Disordered(engineio.Client):  # type: ignore[misc] # it has no types
@@ -125,15 +129,15 @@ class Busy(socketio.Client):  # type: ignore[misc]
 
 def received(address: str, connected: Callable[[str], object]) -> list[Response]:
     """Return the updates that a client of nnsight 0.7 receives until its job ends."""
-    told: list[Response] = []
+    responses: list[Response] = []
     client = socketio.SimpleClient()
     client.client_class = Busy
     with client:
         client.connect(f"http://{address}", socketio_path="/ws/socket.io", transports=["websocket"])
         connected(client.sid)
-        while not told or not told[-1].status.terminal:
-            told.append(frames.read(client.receive(timeout=PATIENCE_S)[1]))
-    return told
+        while not responses or not responses[-1].status.terminal:
+            responses.append(frames.read(client.receive(timeout=PATIENCE_S)[1]))
+    return responses
 
 
 @on_loop
@@ -156,8 +160,8 @@ async def test_updates_reach_client_that_handles_messages_in_any_order(
         result = InlineResult(torch_bytes({"hidden": 1}), compressed=False)
         for update in (
             *(
-                Response(request.id, each)
-                for each in (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
+                Response(request.id, status)
+                for status in (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
             ),
             *(Response(request.id, Status.LOG, line) for line in lines),
             Response(request.id, Status.STREAM, data=b"a function"),
@@ -166,13 +170,13 @@ async def test_updates_reach_client_that_handles_messages_in_any_order(
         ):
             await broker.publish(request, update)
             await asyncio.sleep(0.002)
-        told = await client
-    logged = [each.description for each in told if each.status is Status.LOG]
+        updates = await client
+    logged = [update.description for update in updates if update.status is Status.LOG]
     assert "\n".join(logged).split("\n") == lines * 2
-    statuses = [each.status for each in told if each.status is not Status.LOG]
+    statuses = [update.status for update in updates if update.status is not Status.LOG]
     assert statuses[-2:] == [Status.STREAM, Status.COMPLETED]
     assert statuses == [*dict.fromkeys(statuses)]
-    assert told[-1].data == {"hidden": 1}
+    assert updates[-1].data == {"hidden": 1}
 
 
 @on_loop

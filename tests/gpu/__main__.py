@@ -85,7 +85,7 @@ STAGES = (
 
 
 def limits(stages: Sequence[Stage], left_s: float) -> float:
-    """Return the limit of the first of `stages`: the seconds left, less those that the others reserve."""
+    """Return the limit of the first of `stages`: the seconds left, without the other stages' reserves."""
     return left_s - sum(stage.reserved_s for stage in stages[1:])
 
 
@@ -125,12 +125,12 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     for heading in ("stage", "what", "outcome", "detail"):
         table.add_column(heading, overflow="fold")
     for outcome in outcomes:
-        for what, said, detail in outcome.results.get("table", []):
-            style = "red" if said in _BAD else None
-            table.add_row(*map(escape, (outcome.stage, what, said, detail)), style=style)
-        said, style = ("done", "bold") if outcome.ok else (outcome.problem, "bold red")
+        for row_name, value, detail in outcome.results.get("table", []):
+            style = "red" if value in _BAD else None
+            table.add_row(*map(escape, (outcome.stage, row_name, value, detail)), style=style)
+        value, style = ("done", "bold") if outcome.ok else (outcome.problem, "bold red")
         took = f"{outcome.seconds:.0f} s"
-        table.add_row(outcome.stage, "", said, took, style=style, end_section=True)
+        table.add_row(outcome.stage, "", value, took, style=style, end_section=True)
     console.print(table)
 
 

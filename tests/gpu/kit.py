@@ -54,10 +54,12 @@ def applies(requirement: Requirement, environment: Mapping[str, str], extras: se
 
 def pins(lines: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the exact requirement of each package, from the lines of a constraints file."""
-    found = (Requirement(line) for line in lines if line.strip() and not line.startswith("#"))
+    requirements = (
+        Requirement(line) for line in lines if line.strip() and not line.startswith("#")
+    )
     return {
         canonicalize_name(pin.name): f"{pin.name}{pin.specifier}"
-        for pin in found
+        for pin in requirements
         if applies(pin, environment, set())
     }
 
@@ -103,9 +105,9 @@ def collect_wheels(python: str, folder: Path) -> list[Path]:
         changed = set()
         for requirement in coming:
             name = canonicalize_name(requirement.name)
-            known = asked.get(name)
-            if name not in OF_THE_MACHINE and (known is None or not requirement.extras <= known):
-                asked[name] = requirement.extras | (known or set())
+            extras = asked.get(name)
+            if name not in OF_THE_MACHINE and (extras is None or not requirement.extras <= extras):
+                asked[name] = requirement.extras | (extras or set())
                 changed.add(name)
         if missing := changed - exact.keys():
             raise SystemExit(f"constraints.txt pins no version of {', '.join(sorted(missing))}")

@@ -1,4 +1,4 @@
-"""Probe which layer of the confinement stops CUDA, and what sharing tensors with another process costs.
+"""Probe which layer of the confinement stops CUDA, and the cost of sharing tensors with another process.
 
 Usage: python -m tests.gpu.probe [--json PATH] [--pretend]. Prints the machine's facts first. Then an owner
 process shares tensors, and forks of this process enter some layers of the confinement, start CUDA, map the
@@ -175,11 +175,11 @@ def in_fork(work: Callable[[], Any]) -> Any:
     pid = os.fork()
     if pid == 0:
         try:
-            said = work()
+            result = work()
         except BaseException as error:
             lines = str(error).splitlines() or [""]
-            said = f"{type(error).__name__}: {lines[0][:200]}"
-        answer.write(json.dumps(said).encode())
+            result = f"{type(error).__name__}: {lines[0][:200]}"
+        answer.write(json.dumps(result).encode())
         os._exit(0)
     process = os.pidfd_open(pid)
     in_time = select.select([process], [], [], PATIENCE_S)[0]
@@ -235,9 +235,9 @@ def owner(driver: Driver, *, events: bool, tensors: int, numbers: int) -> Iterat
                 for number in range(tensors)
             ]
             handles = [driver.export(tensor, events=events) for tensor in held]
-            told = (handles, driver.card(), driver.libraries(), start_s, driver.free_bytes())
+            description = (handles, driver.card(), driver.libraries(), start_s, driver.free_bytes())
             with os.fdopen(write, "wb") as pipe:
-                pickle.dump(told, pipe)
+                pickle.dump(description, pipe)
             os.read(stop_read, 1)
         except BaseException as error:
             print(f"the owner failed: {error}", flush=True)
@@ -247,10 +247,10 @@ def owner(driver: Driver, *, events: bool, tensors: int, numbers: int) -> Iterat
     os.close(stop_read)
     try:
         with os.fdopen(read, "rb") as pipe:
-            said = pipe.read()
-        if not said:
+            content = pipe.read()
+        if not content:
             raise RuntimeError("the process that was to share tensors ended")
-        yield Owned(*pickle.loads(said))
+        yield Owned(*pickle.loads(content))
     finally:
         os.close(stop_write)
         os.waitpid(pid, 0)
@@ -406,10 +406,10 @@ def runner_in_fork(driver: Driver, owned: Owned) -> Any:
 
     def work() -> dict[str, Any]:
         confinement.detach(os.open(os.devnull, os.O_RDWR))
-        done: dict[str, Any] = {}
-        confinement.apply(lambda: done.update(start_and_map(driver, owned, lambda: None)))
+        outcome: dict[str, Any] = {}
+        confinement.apply(lambda: outcome.update(start_and_map(driver, owned, lambda: None)))
         # Compute again once all layers are entered.
-        return {**done, "ok": done["ok"] and compute(driver)}
+        return {**outcome, "ok": outcome["ok"] and compute(driver)}
 
     return in_fork(work)
 
@@ -483,11 +483,11 @@ def cards() -> list[str]:
     """Return the cards that torch finds in a fork: this process must never start CUDA."""
 
     def work() -> list[str]:
-        found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return [f"{card.name}, {card.total_memory >> 20} MiB, {card.uuid}" for card in found]
+        devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        return [f"{card.name}, {card.total_memory >> 20} MiB, {card.uuid}" for card in devices]
 
-    found = in_fork(work)
-    return found if isinstance(found, list) else []
+    names = in_fork(work)
+    return names if isinstance(names, list) else []
 
 
 def probe(
@@ -496,11 +496,11 @@ def probe(
     *,
     tensors: int,
     numbers: int,
-    seen: Callable[[Report], None],
+    on_attempt: Callable[[Report], None],
 ) -> Report:
-    """Make every attempt with and without events in the handles; call `seen` with the report after each."""
+    """Make every attempt with and without events in the handles; call `on_attempt` after each."""
     report = Report(facts())
-    seen(report)
+    on_attempt(report)
     for events in (False, True):
         kind = "with events" if events else "without events"
         try:
@@ -509,11 +509,11 @@ def probe(
                 report.facts[f"CUDA start of an owner, {kind}"] = f"{owned.start_s:.2f} s"
                 for attempt in attempts:
                     report.rows[f"{attempt.name}, {kind}"] = attempt_in_fork(attempt, driver, owned)
-                    seen(report)
+                    on_attempt(report)
                 # The server's handles have no events.
                 if not events:
                     report.rows[RUNNER] = runner_in_fork(driver, owned)
-                    seen(report)
+                    on_attempt(report)
         except RuntimeError as error:
             report.rows[f"an owner, {kind}"] = str(error)
     return report
@@ -556,13 +556,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="pretend-") as folder:
             driver = Pretend(Path(folder))
             try:
-                report = probe(driver, attempts, **size, seen=write)
+                report = probe(driver, attempts, **size, on_attempt=write)
             finally:
                 driver.clean()
     elif absent := absence():
         report = Report(facts(), absent=absent)
     else:
-        report = probe(Cuda(), attempts, **size, seen=write)
+        report = probe(Cuda(), attempts, **size, on_attempt=write)
         report.facts["cards"] = cards()
     write(report)
     table = Table(title="What CUDA needs of the confinement")

@@ -54,8 +54,8 @@ class Recording:
         """Record the outcome of a test's call, and of any phase that failed or was skipped."""
         row = self._rows[report.nodeid]
         if report.when == "call" or not report.passed:
-            said = first_line(report)
-            row[1:] = [report.outcome, said or f"{report.duration:.1f} s"]
+            reason = first_line(report)
+            row[1:] = [report.outcome, reason or f"{report.duration:.1f} s"]
             self._write()
 
     def _write(self) -> None:

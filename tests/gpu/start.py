@@ -31,13 +31,13 @@ def folders_of_the_machine() -> list[Path]:
     """
     folders = []
     for name in OF_THE_MACHINE:
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
             raise SystemExit(
                 f"{sys.executable} has no {name}. Run this with a Python that has: "
                 "make gpu PYTHON=/path/to/python"
             )
-        folders.append(Path(found.origin).parents[1])
+        folders.append(Path(spec.origin).parents[1])
     return list(dict.fromkeys(folders))
 
 
@@ -53,7 +53,7 @@ def install(folders: list[Path]) -> None:
         raise SystemExit(
             f"This kit is not of Python {version}. Build one: make gpu-kit PYTHON={version}"
         )
-    # pip keeps existing files, including those of an interrupted installation.
+    # pip keeps existing files, also after an interrupted installation.
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ENVIRONMENT], check=True)
     packages = ENVIRONMENT / "lib" / f"python{version}" / "site-packages"

@@ -87,7 +87,7 @@ async def process(checkpoint: Path, device: str | None) -> AsyncIterator[ModelPr
     runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
     spec = ModelSpec(str(checkpoint), "0.8", task="text-generation", device=device)
     started = ModelProcess(spec, runtime, SharedWeights())
-    await started.start(PATIENCE_S, lambda done, total: None)
+    await started.start(PATIENCE_S, lambda loaded, total: None)
     try:
         yield started
     finally:

@@ -70,8 +70,8 @@ def test_device_assertion_fails_only_its_request(
 ) -> None:
     response = place.run(place.served.run(indexing_outside(model), trusted=trusted))
     assert response.status is Status.ERROR
-    said = "device-side assert" if place.device == "cuda" else "out of bounds"
-    assert said in response.description
+    message = "device-side assert" if place.device == "cuda" else "out of bounds"
+    assert message in response.description
     check(place, model, truth)
 
 

@@ -45,7 +45,7 @@ def hanging(results: Path, limit_s: float) -> list[str]:
 
 def test_benchmark_runs_on_cpu(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--json", path],
         cwd=ROOT,
         capture_output=True,
@@ -53,8 +53,8 @@ def test_benchmark_runs_on_cpu(tmp_path: Path) -> None:
         check=False,
     )
     report = json.loads(path.read_text())
-    assert report["problems"] == {}, done.stderr
-    assert done.returncode == 0
+    assert report["problems"] == {}, process.stderr
+    assert process.returncode == 0
     assert len(report["figures"]) >= len(STEPS)
 
 
@@ -65,10 +65,10 @@ def test_hanging_stage_is_stopped_and_keeps_its_results(tmp_path: Path) -> None:
     assert not outcome.ok
     assert outcome.problem == "took too long"
     assert outcome.results["table"] == [["first", "passed", "[cuda]"]]
-    said = io.StringIO()
-    console = Console(width=100, file=said)
+    output = io.StringIO()
+    console = Console(width=100, file=output)
     show([outcome, Outcome("two", True, 1.0)], console)
-    assert "[cuda]" in said.getvalue()
+    assert "[cuda]" in output.getvalue()
 
 
 def test_stage_limit_reserves_time_for_later_stages() -> None:
@@ -88,7 +88,7 @@ def test_interrupted_run_leaves_recorded_outcomes(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
     )
     try:
-        text = until(lambda: "test_hanging" in (said := read(tmp_path / "r.json")) and said)
+        text = until(lambda: "test_hanging" in (content := read(tmp_path / "r.json")) and content)
     finally:
         process.kill()
         process.wait()
@@ -108,11 +108,11 @@ def start(folder: Path, *options: str) -> str:
     program = folder / "tests" / "gpu" / "start.py"
     program.parent.mkdir(parents=True)
     shutil.copy(ROOT / "tests" / "gpu" / "start.py", program)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *options, program], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
-    return done.stderr
+    assert process.returncode == 1
+    return process.stderr
 
 
 def test_kit_rejects_python_without_torch(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_kit_rejects_wheels_of_another_python_version(tmp_path: Path) -> None:
 def test_kit_pins_versions_for_target_python(python: str, version: str) -> None:
     lines = ["# a comment", "", 'transformers==5.22.2; python_version >= "3.11"']
     lines += ['transformers==5.20.2; python_version < "3.11"', "PyYAML==6.0.3"]
-    found = pins(lines, target_environment(python))
-    assert found == {"transformers": f"transformers=={version}", "pyyaml": "PyYAML==6.0.3"}
+    requirements = pins(lines, target_environment(python))
+    assert requirements == {"transformers": f"transformers=={version}", "pyyaml": "PyYAML==6.0.3"}
 
 
 def test_kit_markers_follow_extras_and_platform() -> None:

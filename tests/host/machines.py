@@ -1,7 +1,7 @@
 """Machines with GPUs, as their drivers described them, and a pretend driver that describes them again.
 
-Recorded outputs of `nvidia-smi -q`, `-L` and `--query-gpu` of real machines, from public places; each says
-from which. Sizes are MiB there; what a place leaves out is named beside it.
+They are recorded outputs of `nvidia-smi -q`, `-L` and `--query-gpu` of real machines, from public sources.
+Each docstring names the source and the facts that it lacks. Sizes in the sources are in MiB.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ A100_MIG = tuple(
         81920,
         minor=minor,
         instances=[
-            instance(f"MIG-{one}", f"NVIDIA A100-SXM4-80GB MIG {profile}", size)
-            for one, (profile, size) in zip(
+            instance(f"MIG-{number}", f"NVIDIA A100-SXM4-80GB MIG {profile}", size)
+            for number, (profile, size) in zip(
                 ones,
                 [("3g.40gb", 40192), ("2g.20gb", 19968), ("1g.10gb", 9728), ("1g.10gb", 9728)],
                 strict=True,
@@ -171,12 +171,13 @@ class Machine:
 
 def _described(cards: Sequence[PhysicalGpu], *more: str) -> str:
     lines = []
-    for one in cards:
-        mig = -1 if one.gpu.total_bytes is None else int(one.instances is not None)
+    for device in cards:
+        mig = -1 if device.gpu.total_bytes is None else int(device.instances is not None)
         lines.append(
-            f"card {one.gpu.uuid} {one.pci} {one.minor} {_sizes(one.gpu)} {mig} {one.gpu.name}"
+            f"card {device.gpu.uuid} {device.pci} {device.minor} "
+            f"{_sizes(device.gpu)} {mig} {device.gpu.name}"
         )
-        lines += [f"instance {gpu.uuid} {_sizes(gpu)} {gpu.name}" for gpu in one.instances or ()]
+        lines += [f"instance {gpu.uuid} {_sizes(gpu)} {gpu.name}" for gpu in device.instances or ()]
     return "\n".join([*lines, *more, ""])
 
 

@@ -39,16 +39,16 @@ def answer(fd: int) -> None:
     connection = socket.socket(fileno=fd)
     for line in connection.makefile():
         question, _, argument = line.strip().partition(" ")
-        said: Any = None
+        result: Any = None
         if question == "exit":
             raise SystemExit(int(argument))
         if question == "print":
             print(argument, flush=True)
         if question == "state":
-            said = state(fd)
+            result = state(fd)
         if question == "isolation":
-            said = isolation()
-        connection.sendall(json.dumps(said).encode() + b"\n")
+            result = isolation()
+        connection.sendall(json.dumps(result).encode() + b"\n")
 
 
 def state(fd: int) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _command(fd: int) -> list[str]:
 
 def _descriptors(fd: int) -> list[str]:
     """Return the names of open descriptors; `fd` is this process's channel."""
-    found = []
+    descriptors = []
     for path in Path("/proc/self/fd").iterdir():
         name = path.name
         try:
@@ -127,8 +127,8 @@ def _descriptors(fd: int) -> list[str]:
         except FileNotFoundError:  # the listing itself
             continue
         number = "channel" if name == str(fd) else name if int(name) < 3 else "other"
-        found.append(f"{number} {target.partition(':')[0]}")
-    return found
+        descriptors.append(f"{number} {target.partition(':')[0]}")
+    return descriptors
 
 
 def _name(handler: Any) -> str:

@@ -114,7 +114,7 @@ class StandIn(RemoteActor):
     def __init__(self, order: bytes) -> None:
         super().__init__(order)
         self.actor = Waiting(Path(self._order.config.checkpoint, IS_LOADING))
-        self.told: list[Response] = []
+        self.responses: list[Response] = []
         self.kept: dict[str, Status] = {}
         """The last status of each request that its client sees."""
         self.gone: set[str] = set()
@@ -139,7 +139,7 @@ class StandIn(RemoteActor):
             return True
         if self.cannot_tell and response.status.terminal:
             raise OSError("nobody answers")
-        self.told.append(response)
+        self.responses.append(response)
         self.kept[request.id] = response.status
         return True
 

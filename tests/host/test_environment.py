@@ -42,10 +42,10 @@ def test_secret_variables_do_not_reach_model_process(monkeypatch: pytest.MonkeyP
     secrets = [
         n for n, info in Settings.model_fields.items() if "SecretStr" in str(info.annotation)
     ]
-    names = {name_of(each) for each in secrets}
+    names = {name_of(name) for name in secrets}
     assert {"NDIF_SMTP_URL", "NDIF_CALLBACK_SECRET", "MAILGUN_API_KEY"} <= names
-    for each in names:
-        monkeypatch.setenv(each, "a secret")
+    for name in names:
+        monkeypatch.setenv(name, "a secret")
     runtime = Runtime("0.8", "0.8.1", Path(sys.executable), ())
     assert not names & environment(runtime).keys()
 
@@ -87,10 +87,10 @@ def test_numa_nodes_are_read_from_sysfs(tmp_path: Path) -> None:
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(cpus)
     (tmp_path / "node2").mkdir()
-    found = {0: frozenset(range(4)), 1: frozenset(range(4, 8)), 252: frozenset()}
-    assert cpus_by_node(tmp_path) == found
+    cpus_of_nodes = {0: frozenset(range(4)), 1: frozenset(range(4, 8)), 252: frozenset()}
+    assert cpus_by_node(tmp_path) == cpus_of_nodes
     # A NUMA node of GPU memory alone has no CPUs, and binds no process.
-    assert nearby_cpus([252], found, frozenset(range(8))) is None
+    assert nearby_cpus([252], cpus_of_nodes, frozenset(range(8))) is None
     assert cpus_by_node(tmp_path / "missing") == {}
 
 
@@ -144,7 +144,7 @@ async def test_replica_is_bound_to_cpus_near_its_gpus(tiny_gpt2: Path) -> None:
 
     devices = ReplicaDevices({3: 1 << 30}, device="cpu", near=beside)
     async with serve(tiny_gpt2, devices=devices) as served:
-        assert [[*one] for one in asked] == [[3]]
+        assert [[*descriptors] for descriptors in asked] == [[3]]
         await eventually(lambda: len(children(served.zygote)) == 2)
         for pid in (served.zygote, *children(served.zygote)):
             assert affinities(pid) == {frozenset([cpu])}
@@ -162,10 +162,10 @@ def test_container_limit_caps_cpu_memory(tmp_path: Path) -> None:
     meminfo.write_text("MemTotal:       16777216 kB\nMemFree:        1 kB\n")
     limit = tmp_path / "memory.max"
     missing = tmp_path / "none"
-    for text, found in (
+    for text, limit_bytes in (
         ("max\n", 16 * GiB),
         (f"{4 * GiB}\n", 4 * GiB),
         (f"{1 << 63}\n", 16 * GiB),
     ):
         limit.write_text(text)
-        assert cpu_memory(meminfo, (missing, limit)) == found
+        assert cpu_memory(meminfo, (missing, limit)) == limit_bytes

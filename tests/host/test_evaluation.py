@@ -79,14 +79,14 @@ async def some_servers() -> AsyncIterator[ForkServers]:
 
 def processes(parent: int | None = None) -> list[int]:
     """The evaluating processes that this one started, itself or by a fork server."""
-    found = []
+    pids = []
     for pid in children(parent or os.getpid()):
         command = command_of(pid)
         if OPTION in command:
-            found += processes(pid)
+            pids += processes(pid)
         elif "ndif.runtime.measure" in command:
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 def command_of(pid: int) -> str:
@@ -118,13 +118,13 @@ async def test_measured_sizes_match_loaded_models(name: str, tmp_path: Path) -> 
     async with an_evaluator() as evaluate:
         configs = [a_config(folder, dtype=dtype, task=task) for dtype in truth]
         answers = await asyncio.gather(*(evaluate(config, HERE) for config in configs))
-        for (dtype, expected), found in zip(truth.items(), answers, strict=True):
-            assert (found.size_bytes, found.parameters) == expected, dtype
-            assert (found.task, found.repo_id) == (task, None)
-            assert found.structure is not None
-            told = found.structure.bytes, found.structure.tree.count
-            assert told == expected, "its structure tells of the same model"
-            assert found.structure.tokenizer
+        for (dtype, expected), evaluation in zip(truth.items(), answers, strict=True):
+            assert (evaluation.size_bytes, evaluation.parameters) == expected, dtype
+            assert (evaluation.task, evaluation.repo_id) == (task, None)
+            assert evaluation.structure is not None
+            size_and_count = evaluation.structure.bytes, evaluation.structure.tree.count
+            assert size_and_count == expected, "its structure tells of the same model"
+            assert evaluation.structure.tokenizer
         # Without a task, the architecture decides.
         assert (await evaluate(a_config(folder), HERE)).task == task
         assert processes() == []
@@ -316,9 +316,9 @@ async def test_repository_is_measured_without_weights_and_offline_from_cache(
     async with some_servers() as servers:
         evaluate = Evaluator(fork_servers=servers)
         folder = await evaluate(a_config(tiny_gpt2), HERE)
-        found = await evaluate(a_config(NAME), HERE)
-        assert found.size_bytes == folder.size_bytes
-        assert (found.task, found.repo_id) == ("text-generation", NAME)
+        evaluation = await evaluate(a_config(NAME), HERE)
+        assert evaluation.size_bytes == folder.size_bytes
+        assert (evaluation.task, evaluation.repo_id) == ("text-generation", NAME)
         assert not list((tmp_path / "home").rglob("*.safetensors"))
         host = urlsplit(hub_url).netloc
         with pytest.raises(EvaluationError, match=f"no repository 'test-org/nothing' on {host}"):
@@ -365,7 +365,7 @@ async def test_commit_of_pull_request_is_recognized(
 
 
 @pytest.mark.parametrize(
-    ("said", "is_gated"),
+    ("reply", "is_gated"),
     [
         ({}, False),
         ({"gated": "manual", "tags": ["transformers", "license:llama3.1"]}, True),
@@ -377,7 +377,7 @@ async def test_gated_and_private_repositories_are_reported_as_gated(
     hub_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    said: dict[str, Any],
+    reply: dict[str, Any],
     is_gated: bool,
 ) -> None:
     async def answer(http: HttpRequest) -> HttpResponse:
@@ -385,24 +385,26 @@ async def test_gated_and_private_repositories_are_reported_as_gated(
         asked = {name: http.headers[name] for name in ("range",) if name in http.headers}
         async with httpx.AsyncClient() as client:
             url = f"{hub_url}{http.url.path}"
-            got = await client.request(http.method, url, params=http.query_params, headers=asked)
+            upstream = await client.request(
+                http.method, url, params=http.query_params, headers=asked
+            )
         if http.url.path.startswith("/api/models/"):
-            return JSONResponse({**got.json(), **said})
-        return HttpResponse(got.content, got.status_code, got.headers)
+            return JSONResponse({**upstream.json(), **reply})
+        return HttpResponse(upstream.content, upstream.status_code, upstream.headers)
 
     hub = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "HEAD"])])
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     with serving(hub) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         async with some_servers() as servers:
-            found = await Evaluator(fork_servers=servers)(a_config(NAME), HERE)
+            evaluation = await Evaluator(fork_servers=servers)(a_config(NAME), HERE)
             # A download reports the same, for a leader that has not measured the model.
             loaded_from = await download(ModelSpec(NAME, "0.8"), HERE, lambda _, __: None)
-    assert found.gated is loaded_from.gated is is_gated
-    assert found.structure is not None
-    assert found.structure.license == ("llama3.1" if "tags" in said else None)
-    assert found.structure.tokenizer, "which is not in what was measured"
-    assert found.size_bytes > 0
+    assert evaluation.gated is loaded_from.gated is is_gated
+    assert evaluation.structure is not None
+    assert evaluation.structure.license == ("llama3.1" if "tags" in reply else None)
+    assert evaluation.structure.tokenizer, "which is not in what was measured"
+    assert evaluation.size_bytes > 0
 
 
 @on_loop

@@ -165,7 +165,7 @@ async def test_forked_process_matches_started_process(
         assert fresh["random"] != mine["random"]
         randoms = [(await child.ask())["random"] for child in (*others, forked)]
         for kind in fresh["random"]:
-            assert len({each[kind] for each in randoms}) == 3, kind
+            assert len({values[kind] for values in randoms}) == 3, kind
         for state in (fresh, mine):
             del state["random"]
             # The process leads its own session.
@@ -200,16 +200,16 @@ def test_forked_process_has_imports_one_thread_and_no_cuda(untrusted: bool) -> N
         channel, its_channel = socket.socketpair()
         request = StartModule("ndif.runtime")
         FrameChannel(ours).send(request, fds=[its_status.fileno(), 2, its_channel.fileno()])
-        for each in (its_status, its_channel):
-            each.close()
+        for end in (its_status, its_channel):
+            end.close()
         (pid,) = STATUS.unpack(status.recv(STATUS.size))
         answers = channel.makefile()
         channel.sendall(b"state\nisolation\n")
-        found = json.loads(answers.readline())
-        assert found["pid"] == pid
-        assert found["threads"] == 1
-        assert not found["cuda"]
-        assert {"torch", "transformers", "nnsight"} <= {*found["imported"]}
+        state_of_fork = json.loads(answers.readline())
+        assert state_of_fork["pid"] == pid
+        assert state_of_fork["threads"] == 1
+        assert not state_of_fork["cuda"]
+        assert {"torch", "transformers", "nnsight"} <= {*state_of_fork["imported"]}
         assert json.loads(answers.readline()) == [untrusted, untrusted]
         answers.close()
         channel.close()
@@ -358,7 +358,7 @@ async def test_one_fork_server_per_runtime_and_trust(runtime: Runtime) -> None:
             servers.prepare(runtime, untrusted=False)
         trusted = [await a_child(servers, runtime) for _ in range(2)]
         assert len({parent(child.process.pid) for child in trusted}) == 1
-        # Without its own fork server, untrusted code does not use that of trusted code.
+        # Without its own fork server, untrusted code does not use the fork server of trusted code.
         other = await a_child(servers, runtime, untrusted=True)
         assert parent(other.process.pid) == os.getpid()
         assert other.process.pid not in children(parent(trusted[0].process.pid))
@@ -431,7 +431,7 @@ def a_model(
 
 
 async def load(process: ModelProcess) -> int:
-    await process.start(PATIENCE_S, lambda done, total: None)
+    await process.start(PATIENCE_S, lambda loaded, total: None)
     assert isinstance(process._process, ForkedProcess)
     assert process.model.class_name == "GPT2LMHeadModel"
     return process._process.pid
@@ -487,8 +487,8 @@ async def test_models_are_lost_with_fork_server_and_can_be_reloaded(
         process = a_model(tiny_gpt2, servers, UNTRUSTED)
         pid = await load(process)
         server = parent(pid)
-        for one in (pid, server):
-            assert "hf_secret" not in text_of(one, "environ")
+        for process_id in (pid, server):
+            assert "hf_secret" not in text_of(process_id, "environ")
         os.kill(server, signal.SIGKILL)
         await within(process.ended.wait(), PATIENCE_S)
         await process.stop()

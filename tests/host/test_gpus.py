@@ -65,10 +65,10 @@ def test_reserved_memory_is_not_usable() -> None:
 
 
 def test_variable_of_process_lists_uuids() -> None:
-    found = select_visible(H100, {"CUDA_VISIBLE_DEVICES": "3,1"})
-    assert found.variable == ",".join(uuids(H100, 3, 1))
+    selection = select_visible(H100, {"CUDA_VISIBLE_DEVICES": "3,1"})
+    assert selection.variable == ",".join(uuids(H100, 3, 1))
     # Reading the variable again gives the same GPUs, in the same order.
-    assert select_visible(H100, {"CUDA_VISIBLE_DEVICES": found.variable}).gpus == found.gpus
+    assert select_visible(H100, {"CUDA_VISIBLE_DEVICES": selection.variable}).gpus == selection.gpus
     assert select_visible((), {}).variable is None
 
 
@@ -123,9 +123,9 @@ def test_container_uses_all_gpus_of_its_driver() -> None:
 
 @given(st.text("0123-,GPUMIGb7 \t", max_size=20))
 def test_any_list_selects_distinct_existing_gpus(text: str) -> None:
-    found = named(H100, CUDA_VISIBLE_DEVICES=text)
-    assert len(set(found)) == len(found)
-    assert set(found) <= set(uuids(H100, *range(8)))
+    uuids_named = named(H100, CUDA_VISIBLE_DEVICES=text)
+    assert len(set(uuids_named)) == len(uuids_named)
+    assert set(uuids_named) <= set(uuids(H100, *range(8)))
 
 
 # Slurm
@@ -160,9 +160,9 @@ def test_gpu_device_ordinal_is_ignored_outside_slurm_job() -> None:
 
 
 def test_one_mig_instance_is_used() -> None:
-    found = select_visible(A100_MIG, {})
-    assert found.gpus == (MIG[0],)
-    (note,) = found.notes
+    selection = select_visible(A100_MIG, {})
+    assert selection.gpus == (MIG[0],)
+    (note,) = selection.notes
     assert note.startswith("7 MIG instances are not used")
 
 
@@ -187,9 +187,9 @@ def test_old_mig_names_from_before_driver_470_are_recognised() -> None:
 
 def test_whole_gpus_have_precedence_over_mig_instances() -> None:
     whole = replace(A100_MIG[1], instances=None)
-    found = select_visible([A100_MIG[0], whole], {})
-    assert found.gpus == (whole.gpu,)
-    assert found.notes[0].startswith("4 MIG instances are not used")
+    selection = select_visible([A100_MIG[0], whole], {})
+    assert selection.gpus == (whole.gpu,)
+    assert selection.notes[0].startswith("4 MIG instances are not used")
     assert select_visible([A100_MIG[0], whole], {"CUDA_VISIBLE_DEVICES": "MIG-6b84"}).gpus == (
         MIG[1],
     )
@@ -197,9 +197,9 @@ def test_whole_gpus_have_precedence_over_mig_instances() -> None:
 
 def test_mig_gpu_without_instances_is_not_used() -> None:
     bare = replace(A100_MIG[0], instances=())
-    found = select_visible([bare, H100[0]], {})
-    assert found.gpus == (H100[0].gpu,)
-    assert found.notes == (
+    selection = select_visible([bare, H100[0]], {})
+    assert selection.gpus == (H100[0].gpu,)
+    assert selection.notes == (
         f"NVIDIA A100-SXM4-80GB ({bare.gpu.uuid}) is in MIG mode and has no instance: it is not used.",
     )
 
@@ -240,18 +240,20 @@ async def test_driver_before_510_reports_no_reserved_memory(machine: Machine) ->
 async def test_lost_gpu_does_not_shift_others(machine: Machine) -> None:
     machine.becomes(H100[:3], "lost 1")
     driver = Driver()
-    found = await find_gpus(driver, {})
-    assert [gpu.uuid for gpu in found.gpus] == uuids(H100, 0, 2)
-    assert found.notes == ("GPU 1: GPU is lost: it is not used.",)
+    selection = await find_gpus(driver, {})
+    assert [gpu.uuid for gpu in selection.gpus] == uuids(H100, 0, 2)
+    assert selection.notes == ("GPU 1: GPU is lost: it is not used.",)
     await driver.close()
 
 
 @on_loop
 async def test_driver_reports_memory_by_process(machine: Machine) -> None:
-    one, two = uuids(H100, 0, 1)
-    machine.becomes(H100[:2], f"process {one} 41 {5 << 20}", f"process {one} 42 {6 << 20}")
+    first_uuid, two = uuids(H100, 0, 1)
+    machine.becomes(
+        H100[:2], f"process {first_uuid} 41 {5 << 20}", f"process {first_uuid} 42 {6 << 20}"
+    )
     driver = Driver()
-    assert await driver.processes() == {one: {41: 5 << 20, 42: 6 << 20}, two: {}}
+    assert await driver.processes() == {first_uuid: {41: 5 << 20, 42: 6 << 20}, two: {}}
     instance = MIG[1].uuid
     machine.becomes(A100_MIG[:1], f"process {instance} 43 7")
     assert (await driver.processes())[instance] == {43: 7}
@@ -262,8 +264,8 @@ async def test_driver_reports_memory_by_process(machine: Machine) -> None:
 async def test_hanging_driver_is_abandoned_and_queried_again_later(machine: Machine) -> None:
     machine.becomes((), "hang")
     driver = Driver(timeout_s=1)
-    found = await find_gpus(driver, {})
-    assert found == gpus.VisibleGpus(
+    selection = await find_gpus(driver, {})
+    assert selection == gpus.VisibleGpus(
         (), ("No GPU is used: the NVIDIA driver did not answer within 1s.",)
     )
     # Once it answers again it is asked again.

@@ -88,8 +88,8 @@ def test_processes_are_not_frozen_after_host_was_stopped_too() -> None:
     with a_process(BUSY) as process, a_process(HOST, str(process.pid)) as host:
         assert host.stdout is not None
         for number in (signal.SIGSTOP, signal.SIGCONT):
-            for each in (host, process):
-                os.killpg(each.pid, number)
+            for leader in (host, process):
+                os.killpg(leader.pid, number)
             time_passes(2 * FROZEN_S)
         os.killpg(process.pid, signal.SIGSTOP)
         stopped = time.monotonic()

@@ -191,9 +191,9 @@ def test_uv_rejects_pip_settings_that_it_cannot_follow(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("of", [Uv, Pip])
 @pytest.mark.usefixtures("wheels")
 def test_pip_find_links_are_honoured(of: type[Installer], tmp_path: Path) -> None:
-    said: list[str] = []
-    of().install_into(tmp_path / "there", [f"{THING}==2.0"], said.append)
-    assert any(line.lower().startswith(("installed", "successfully")) for line in said)
+    lines: list[str] = []
+    of().install_into(tmp_path / "there", [f"{THING}==2.0"], lines.append)
+    assert any(line.lower().startswith(("installed", "successfully")) for line in lines)
     (module,) = (tmp_path / "there").glob("*.py")
     assert module.read_text() == "VERSION = '2.0'\n"
     assert list((tmp_path / "there" / "__pycache__").iterdir())
@@ -248,11 +248,11 @@ def test_pip_installs_if_uv_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     broken.write_text("#!/bin/sh\necho of no use >&2\nexit 2\n")
     broken.chmod(0o755)
     monkeypatch.setattr(installer, "find_uv", lambda: str(broken))
-    said: list[str] = []
-    assert by_uv_or_pip(lambda by: by.missing([THING], said.append), said.append) == [
+    lines: list[str] = []
+    assert by_uv_or_pip(lambda by: by.missing([THING], lines.append), lines.append) == [
         Package(THING, "3.0")
     ]
-    assert said == [
+    assert lines == [
         "of no use",
         "uv could not install it: pip installs instead, which takes longer",
     ]
@@ -290,15 +290,15 @@ def test_install_plan_is_parsed_or_rejected() -> None:
 @pytest.mark.usefixtures("wheels")
 def test_installer_runs_as_script_without_ndif(tmp_path: Path) -> None:
     command = [sys.executable, "-I", installer.__file__, f"--target={tmp_path / 'there'}"]
-    done = subprocess.run([*command, THING], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Installed 1 package" in done.stdout
+    process = subprocess.run([*command, THING], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "Installed 1 package" in process.stdout
     assert list((tmp_path / "there").glob("*.py"))
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "nothing-like-it"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
-    assert "nothing-like-it" in done.stdout
+    assert process.returncode == 1
+    assert "nothing-like-it" in process.stdout
 
 
 def test_installer_imports_only_standard_library() -> None:

@@ -73,8 +73,8 @@ async def test_noop_replica_serves_repository_to_untrusted_request(tmp_path: Pat
 async def test_noop_runtime_reports_configured_size(tmp_path: Path) -> None:
     evaluate = Evaluator()
     config = DeploymentConfig("test/model", "test-org/nothing", padding_factor=0)
-    found = await evaluate(config, noop_runtime(tmp_path, size_bytes=1234))
-    assert (found.size_bytes, found.task) == (1234, "text-generation")
+    evaluation = await evaluate(config, noop_runtime(tmp_path, size_bytes=1234))
+    assert (evaluation.size_bytes, evaluation.task) == (1234, "text-generation")
     await evaluate.stop()
 
 
@@ -88,9 +88,9 @@ def test_noop_compressed_result_equals_plain_result() -> None:
 async def test_noop_replicas_run_concurrently(tmp_path: Path) -> None:
     runtime = noop_runtime(tmp_path)
 
-    async def one() -> None:
+    async def run_one() -> None:
         async with serve(tmp_path, runtime) as served:
             for _ in range(10):
                 await answered(served, trusted=True)
 
-    await asyncio.gather(*(one() for _ in range(5)))
+    await asyncio.gather(*(run_one() for _ in range(5)))

@@ -91,14 +91,14 @@ BRIEFLY_S = 0.02
 
 
 def reachable(by: frozenset[Component]) -> set[Status | None]:
-    found: set[Status | None] = {None}
+    statuses: set[Status | None] = {None}
     while True:
         further = {
-            t.target for t in TRANSITIONS.values() if t.sources & found and t.by & by
-        } - found
+            t.target for t in TRANSITIONS.values() if t.sources & statuses and t.by & by
+        } - statuses
         if not further:
-            return found
-        found |= further
+            return statuses
+        statuses |= further
 
 
 def test_every_state_is_reachable_and_queue_can_end_every_live_state() -> None:
@@ -137,7 +137,7 @@ def test_ended_request_leaves_no_garbage(tmp_path: Path) -> None:
     try:
         asyncio.run(live_and_end())
         gc.collect()
-        assert not [each for each in gc.garbage if isinstance(each, Request)]
+        assert not [thing for thing in gc.garbage if isinstance(thing, Request)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
@@ -377,13 +377,13 @@ class Lives:
                     continue
                 actor = RayModelActor(node.place.name, lambda: None, lanes, whereabouts, node)
                 ray_actors.append(actor)
-                said = await actor.describe()
-                if said["level"] is None or said["moving"] or said["ended"]:
+                description = await actor.describe()
+                if description["level"] is None or description["moving"] or description["ended"]:
                     await actor.stop()
                     continue
-                whereabouts.update(dict.fromkeys(said["requests"], actor))
-                level = DeploymentLevel(said["level"])
-                place = PlacedReplica(**said["place"], level=level)
+                whereabouts.update(dict.fromkeys(description["requests"], actor))
+                level = DeploymentLevel(description["level"])
+                place = PlacedReplica(**description["place"], level=level)
                 orphans.append(OrphanReplica(place, CONFIG, actor, True))
             dispatcher.adopt(orphans)
         dispatcher.start()
@@ -448,12 +448,12 @@ class Lives:
             controller.evict(replica_keys=[place.key], cold=cold)
 
     def finish(self, number: int, outcome: Status | Exception) -> None:
-        if running := [one for one in self.scripted if one._request is not None]:
+        if running := [replica for replica in self.scripted if replica._request is not None]:
             running[number % len(running)].finish(outcome)
 
     async def lose(self, number: int, *, process: bool) -> None:
         """Lose a model process, or the whole replica's process."""
-        living = [one for one in self.scripted if not one.ended.is_set()]
+        living = [replica for replica in self.scripted if not replica.ended.is_set()]
         if process and self.remote:
             self.remote[number % len(self.remote)].kill()
         elif living:
@@ -471,14 +471,14 @@ class Lives:
         for leader in self.leaders[:-1]:
             await leader.crash()
         self.is_over = True
-        for one in self.scripted:
-            one.finish(Status.COMPLETED)
+        for replica in self.scripted:
+            replica.finish(Status.COMPLETED)
         try:
             await eventually(
                 self._has_ended,
                 lambda: f"these have no end: {self._stuck}, these are held: {self._held()}",
             )
-            await self.settle(10)  # for what comes after an end
+            await self.settle(10)  # for updates after an end
             assert all([await client.has_end() for client in self.clients])
         finally:
             await self._close()
@@ -527,8 +527,8 @@ async def one_machine() -> list[Node]:
 class Remote(RemoteActor):
     """A replica in its own process, with its own connections."""
 
-    def __init__(self, lives: Lives, said: Mapping[str, Any], name: str) -> None:
-        super().__init__(said)
+    def __init__(self, lives: Lives, description: Mapping[str, Any], name: str) -> None:
+        super().__init__(description)
         self._lives = lives
         self._name = name
         self.broker = lives.redis()
@@ -558,10 +558,10 @@ class Process:
         self, lives: Lives, config: DeploymentConfig, generation: str, place: PlacedReplica
     ) -> None:
         held = {f.name: getattr(place, f.name) for f in fields(place) if f.name != "level"}
-        said = {"config": asdict(config), "generation": generation, "place": held}
+        described = {"config": asdict(config), "generation": generation, "place": held}
         self.place = place
         self.killed = asyncio.Event()
-        self._remote = Remote(lives, said, place.name)
+        self._remote = Remote(lives, described, place.name)
         self._loop = asyncio.get_running_loop()
         self._calls: set[asyncio.Task[Any]] = set()
         self._ending: asyncio.Task[None] | None = None
@@ -573,7 +573,7 @@ class Process:
         call = asyncio.ensure_future(self._answer(method, *arguments, **named))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        call.add_done_callback(lambda finished: finished.cancelled() or finished.exception())
         return call
 
     async def _answer(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -736,7 +736,7 @@ def play(machine: type[LivesMachine], share: float, steps: int) -> None:
         settings=settings(
             max_examples=examples(share),
             stateful_step_count=steps,
-            phases=[Phase.generate],  # what depends on time cannot be made smaller
+            phases=[Phase.generate],  # Hypothesis cannot shrink an example that depends on time
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -88,18 +88,18 @@ async def test_requests_of_shared_pass_get_their_own_values(
             a_request(squeezed, compress=True),
             a_request(b"not zstd", compress=True),
         ]
-        found = await together(served, requests)
-        assert [each is None for each in found] == [
+        responses = await together(served, requests)
+        assert [response is None for response in responses] == [
             name not in ("reads", "edits") for name in names
         ] + [
             False,
             True,
         ]
-        for name, response in zip([*names, "edits"], found, strict=False):
+        for name, response in zip([*names, "edits"], responses, strict=False):
             if response is not None:
                 assert same(values_of(response), await served.saves(payloads[name]))
                 assert response.meta["execution_time"] > 0
-                assert [each.name for each in response.steps] == ["prepare", "execute", "pack"]
+                assert [step.name for step in response.steps] == ["prepare", "execute", "pack"]
         # One process served all of them.
         assert len(children(served.zygote)) == 2
 
@@ -127,8 +127,8 @@ async def test_request_with_too_large_result_must_run_alone(
 ) -> None:
     small = Settings(co_batch=8, max_inline_result_bytes=5_000)
     async with serve(tiny_gpt2, trusting=small) as served:
-        found = await together(served, [a_request(payloads["reads"])] * 2)
-        assert found == [None, None]
+        responses = await together(served, [a_request(payloads["reads"])] * 2)
+        assert responses == [None, None]
 
 
 @on_loop
@@ -139,8 +139,8 @@ async def test_request_with_payload_file_must_run_alone(
     file.append(payloads["reads"])
     async with serve(tiny_gpt2, trusting=SHARING) as served:
         requests = [a_request(payloads["reads"]), a_request(file), a_request(payloads["reads"])]
-        found = await together(served, requests)
-        assert [each is None for each in found] == [False, True, False]
+        responses = await together(served, requests)
+        assert [response is None for response in responses] == [False, True, False]
 
 
 @on_loop
@@ -167,8 +167,8 @@ async def test_requests_of_killed_runner_must_run_alone(
         await eventually(lambda: served.actor.state.runner_pid is not None)
         os.kill(served.actor.state.runner_pid, signal.SIGKILL)
         assert await running == [None, None]
-        found = await together(served, [a_request(payloads["reads"])] * 2)
-        assert None not in found
+        responses = await together(served, [a_request(payloads["reads"])] * 2)
+        assert None not in responses
         assert children(served.zygote) != before
 
 
@@ -204,12 +204,12 @@ async def test_killed_process_loses_replica_for_shared_passes(
 def test_shared_pass_size_depends_on_generation(
     tiny_gpt2: Path, generation: str, most: int
 ) -> None:
-    async def made() -> int:
+    async def largest_pass() -> int:
         runtime = Runtime(generation, generation, HERE.interpreter, ())
         passes = a_replica(tiny_gpt2, runtime, trusting=Settings(co_batch=6)).actor.shared_passes
         return 1 if passes is None else passes.most
 
-    assert asyncio.run(made()) == most
+    assert asyncio.run(largest_pass()) == most
 
 
 def test_shared_passes_are_off_by_default() -> None:

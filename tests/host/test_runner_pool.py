@@ -555,7 +555,7 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int, users: int) 
             if kept is None and len(waiting) == users:
                 ended.add(waiting.pop(next(iter(waiting))))
             # A runner that no longer waits has ended before the request starts.
-            assert not any(one.alive for one in ended)
+            assert not any(runner.alive for runner in ended)
             assert runner not in ended
             assert runner.alive
             of = served.setdefault(runner, [])
@@ -578,7 +578,7 @@ async def _serve_them_all(visits: list[tuple[str, str]], most: int, users: int) 
             else:
                 waiting[key] = runner
         await pool.clear()
-        assert not any(one.alive for one in served)
+        assert not any(runner.alive for runner in served)
 
 
 async def taken_and_reset(zygote: Zygote, pool: PerUserRunners, key: str) -> RunnerHandle:
@@ -613,7 +613,7 @@ async def test_idle_runners_of_other_keys_end_if_memory_is_short() -> None:
         ada, bob = [await taken_and_reset(zygote, pool, key) for key in ("ada", "bob")]
         assert (ada.alive, bob.alive) == (True, True)
         short = True
-        assert await taken_and_reset(zygote, pool, "ada") is ada  # who has one keeps it
+        assert await taken_and_reset(zygote, pool, "ada") is ada  # a user with a runner keeps it
         eve = await taken_and_reset(zygote, pool, "eve")
         assert (ada.alive, bob.alive, eve.alive) == (False, False, True)
         await pool.clear()

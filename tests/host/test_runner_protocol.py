@@ -57,8 +57,8 @@ STRANGE = [
 EVERY = sorted(BEFORE | DURING | SPILLING | set(STRANGE))
 REPORT = RunReport(1, ())
 MESSAGES: dict[str, Message] = {
-    kind_of(each): each
-    for each in (
+    kind_of(message): message
+    for message in (
         *(*Signal, Spill(1), Spilled(REPORT), Returned(True, REPORT), Error(REPORT)),
         *(SharedRunOrder(()), Forked("runner", 1), Verified(0), SharedRunResults((), REPORT)),
     )

@@ -61,12 +61,12 @@ def installer(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def with_07(name: str, tmp_path_factory: pytest.TempPathFactory) -> Runtimes:
     """A folder with a real installation of 0.7."""
     runtimes = Runtimes(tmp_path_factory.mktemp("runtimes"))
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
         install_by(monkeypatch, name)
-        runtime = runtimes.add("0.7", said.append)
+        runtime = runtimes.add("0.7", lines.append)
     assert (runtime.generation, generation_of(runtime.version)) == ("0.7", "0.7")
-    assert any(line.startswith(INSTALLED[name]) for line in said)
+    assert any(line.startswith(INSTALLED[name]) for line in lines)
     return runtimes
 
 
@@ -255,10 +255,10 @@ def test_remove_deletes_runtime_once(own_07: Runtimes) -> None:
 def test_failed_installation_quotes_installer_and_leaves_no_files(
     tmp_path: Path, installer: str
 ) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(RuntimesError, match=NOT_FOUND[installer]):
-        Runtimes(tmp_path).add("0.6", said.append)
-    assert any(NOT_FOUND[installer] in line for line in said)
+        Runtimes(tmp_path).add("0.6", lines.append)
+    assert any(NOT_FOUND[installer] in line for line in lines)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -286,10 +286,10 @@ def test_pip_installs_runtime_that_uv_left_incomplete(
     monkeypatch.undo()
     monkeypatch.setattr(installer_module, "Uv", lambda: Copying("uv", half))
     monkeypatch.setattr(installer_module, "Pip", lambda: Copying("pip", whole))
-    said: list[str] = []
-    added = Runtimes(tmp_path / "added").add("0.7", said.append)
+    lines: list[str] = []
+    added = Runtimes(tmp_path / "added").add("0.7", lines.append)
     assert (added.path[0] / "nnsight" / "modeling").is_dir()
-    assert said == [
+    assert lines == [
         "Looking for nnsight>=0.7,<0.8",
         "uv installed nnsight==0.7.0, which is incomplete: pip installs instead, "
         "which takes longer",

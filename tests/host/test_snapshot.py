@@ -35,11 +35,13 @@ def checkpoint(folder: Path) -> Path:
 def test_unpacked_snapshot_equals_packed_snapshot(tmp_path: Path) -> None:
     of = checkpoint(tmp_path / "of")
     packed = pack(scan(of, COMMIT, share_weights=False))
-    found = unpack(packed, tmp_path / "to")
-    assert set(found.files) == {"config.json", "tokenizer.json", "original/tokenizer.model"}
-    assert all(path.read_bytes() == (of / name).read_bytes() for name, path in found.files.items())
-    assert found.withheld == {"model.safetensors"}
-    assert found.commit == COMMIT
+    unpacked = unpack(packed, tmp_path / "to")
+    assert set(unpacked.files) == {"config.json", "tokenizer.json", "original/tokenizer.model"}
+    assert all(
+        path.read_bytes() == (of / name).read_bytes() for name, path in unpacked.files.items()
+    )
+    assert unpacked.withheld == {"model.safetensors"}
+    assert unpacked.commit == COMMIT
     assert b"secret" not in packed
 
 
@@ -60,11 +62,11 @@ def test_oversized_vocabulary_files_are_withheld(tmp_path: Path) -> None:
     (folder / "merges.txt").touch()
     os.truncate(folder / "merges.txt", 1 << 40)
     (folder / "deep_config.json").write_text("[" * 200_000)
-    found = scan(folder, None, share_weights=False)
+    unpacked = scan(folder, None, share_weights=False)
     names = {"config.json", "deep_config.json", "tokenizer.json", "original/tokenizer.model"}
     # Of two that are as large, the first fits.
-    assert set(found.files) == {*names, "model_index.json"}
-    assert found.withheld == {"vocab.txt", "merges.txt", "model.safetensors"}
+    assert set(unpacked.files) == {*names, "model_index.json"}
+    assert unpacked.withheld == {"vocab.txt", "merges.txt", "model.safetensors"}
 
 
 def test_checkpoint_with_missing_shard_is_not_found(
@@ -88,8 +90,8 @@ def test_no_file_is_extracted_outside_folder(tmp_path: Path) -> None:
         archive.comment = json.dumps({"commit": None, "withheld": []}).encode()
         archive.writestr("../outside", b"")
         archive.writestr(str(tmp_path / "absolute"), b"")
-    found = unpack(content.getvalue(), tmp_path / "inside")
-    assert all(path.is_relative_to(tmp_path / "inside") for path in found.files.values())
+    unpacked = unpack(content.getvalue(), tmp_path / "inside")
+    assert all(path.is_relative_to(tmp_path / "inside") for path in unpacked.files.values())
     assert {path.name for path in tmp_path.iterdir()} == {"inside"}
 
 

@@ -75,9 +75,9 @@ class Process:
         self.pid = self._process.pid
         assert self._answer() == "ready\n"
 
-    def take(self, what: str, number: int = 0) -> None:
+    def take(self, action: str, number: int = 0) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{what} {number}\n")
+        self._process.stdin.write(f"{action} {number}\n")
         self._process.stdin.flush()
         self._answer()  # or its end
 
@@ -114,9 +114,9 @@ def process() -> Iterator[Process]:
 
 
 def test_private_and_shared_memory_counts(process: Process) -> None:
-    for what in ("private", "shared"):
+    for kind in ("private", "shared"):
         before = process.taken().memory_bytes
-        process.take(what, 32 * MIB)
+        process.take(kind, 32 * MIB)
         assert 32 * MIB <= process.taken().memory_bytes - before < 36 * MIB
 
 
@@ -164,10 +164,10 @@ def test_watched_process_is_placed_in_cgroup(process: Process, tmp_path: Path) -
         watching.cancel()
 
     asyncio.run(watch_until_it_has())
-    [made] = placed()
-    assert (made / "cgroup.procs").read_text() == str(process.pid)
-    assert (made / "memory.max").read_text() == str(MEMORY)
-    assert (made / "pids.max").read_text() == str(THREADS + 1)
+    [cgroup] = placed()
+    assert (cgroup / "cgroup.procs").read_text() == str(process.pid)
+    assert (cgroup / "memory.max").read_text() == str(MEMORY)
+    assert (cgroup / "pids.max").read_text() == str(THREADS + 1)
 
 
 # Limits.
@@ -197,24 +197,24 @@ def test_exceeded_limit_gives_its_message(
 # Watching.
 
 
-async def watched(process: Process, what: str, number: int) -> list[str]:
-    said: list[str] = []
+async def watched(process: Process, action: str, number: int) -> list[str]:
+    reasons: list[str] = []
 
     def end(reason: str) -> None:
-        said.append(reason)
+        reasons.append(reason)
         process.kill()
 
     watching = asyncio.create_task(WATCH.enforce(process.pid, end))
     await time_passes_async(0.1)
     assert not watching.done()
-    await asyncio.to_thread(process.take, what, number)
+    await asyncio.to_thread(process.take, action, number)
     await within(watching, PATIENCE_S)
-    return said
+    return reasons
 
 
-@pytest.mark.parametrize("what", ["private", "shared"])
-def test_request_over_memory_limit_is_ended(process: Process, what: str) -> None:
-    assert asyncio.run(watched(process, what, 80 * MIB)) == [MEMORY_WORDS]
+@pytest.mark.parametrize("kind", ["private", "shared"])
+def test_request_over_memory_limit_is_ended(process: Process, kind: str) -> None:
+    assert asyncio.run(watched(process, kind, 80 * MIB)) == [MEMORY_WORDS]
 
 
 def test_request_over_thread_limit_is_ended(process: Process) -> None:
@@ -224,9 +224,9 @@ def test_request_over_thread_limit_is_ended(process: Process) -> None:
 @on_loop
 async def test_request_within_limits_is_not_ended() -> None:
     process = Process()
-    said: list[str] = []
+    reasons: list[str] = []
     process.take("private", 2 * MEMORY)  # memory from before the request does not count
-    watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
+    watching = asyncio.create_task(WATCH.enforce(process.pid, reasons.append))
     await time_passes_async(0.06)
     for _ in range(3):
         await asyncio.to_thread(process.take, "private", 16 * MIB)
@@ -235,40 +235,40 @@ async def test_request_within_limits_is_not_ended() -> None:
     assert not watching.done()
     process.end()
     await within(watching, PATIENCE_S)
-    assert said == []
+    assert reasons == []
 
 
 @on_loop
 async def test_watchdog_ends_with_process() -> None:
     process = Process()
-    said: list[str] = []
-    watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
+    reasons: list[str] = []
+    watching = asyncio.create_task(WATCH.enforce(process.pid, reasons.append))
     await time_passes_async(0.1)
     assert not watching.done()
     process.end()
     await within(watching, PATIENCE_S)
-    assert said == []
+    assert reasons == []
 
 
 @on_loop
 async def test_an_ended_process_is_not_watched() -> None:
     process = Process()
     process.end()
-    said: list[str] = []
-    await within(WATCH.enforce(process.pid, said.append), PATIENCE_S)
-    assert said == []
+    reasons: list[str] = []
+    await within(WATCH.enforce(process.pid, reasons.append), PATIENCE_S)
+    assert reasons == []
 
 
 @on_loop
 async def test_watchdog_can_be_cancelled() -> None:
     process = Process()
-    said: list[str] = []
-    watching = asyncio.create_task(WATCH.enforce(process.pid, said.append))
+    reasons: list[str] = []
+    watching = asyncio.create_task(WATCH.enforce(process.pid, reasons.append))
     await time_passes_async(0.1)
     watching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watching
     await asyncio.to_thread(process.take, "private", 80 * MIB)
     await time_passes_async(0.1)
-    assert said == []
+    assert reasons == []
     process.end()

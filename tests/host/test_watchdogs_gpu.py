@@ -152,12 +152,12 @@ async def test_memory_taken_before_first_sample_counts(machine: Machine, replica
     use(machine, 1, **holding(replica))
     driver = Driver()
     watch = GpuWatch(driver, GPUS, SIZES, EVERY_S)
-    one = replica.runner, replica.zygote, {0: 80 << 30, 1: SHARE}
-    before = await watch.before(*one)
+    arguments = replica.runner, replica.zygote, {0: 80 << 30, 1: SHARE}
+    before = await watch.before(*arguments)
     assert before == {1: GpuUsage(500 * MIB, 9000 * MIB)}
     use(machine, 1, **holding(replica, runner=4500))
     reasons: list[str] = []
-    await within(watch.enforce(*one, before, reasons.append), PATIENCE_S)
+    await within(watch.enforce(*arguments, before, reasons.append), PATIENCE_S)
     assert ["took 3.9GiB" in reason for reason in reasons] == [True]
     await driver.close()
 

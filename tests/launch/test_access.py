@@ -28,17 +28,17 @@ def options(root: Path, **settings: Any) -> Settings:
 
 
 def check(settings: Settings) -> list[Check]:
-    return [each for each in check_machine(settings) if each.name == "API keys"]
+    return [finding for finding in check_machine(settings) if finding.name == "API keys"]
 
 
 def problem(settings: Settings) -> str:
     """Return the reason why a start is refused, which `ndif doctor` also shows."""
     with pytest.raises(StartError) as refused:
         preflight(settings, ServerOptions("127.0.0.1", free_port(), (), None))
-    (said,) = check(settings)
-    assert said.state == "problem"
-    assert said.detail in str(refused.value)
-    return said.detail
+    (finding,) = check(settings)
+    assert finding.state == "problem"
+    assert finding.detail in str(refused.value)
+    return finding.detail
 
 
 def started(settings: Settings) -> None:
@@ -52,8 +52,8 @@ def test_check_leaves_database_empty_and_start_migrates_it(
     database: TestDatabase, tmp_path: Path
 ) -> None:
     settings = options(tmp_path, database_url=database.url)
-    (said,) = check(settings)
-    assert (said.state, PASSWORD in said.detail) == ("ok", False)
+    (finding,) = check(settings)
+    assert (finding.state, PASSWORD in finding.detail) == ("ok", False)
     # A check changes nothing.
     assert asyncio.run(Database(database.url).check_and_close()) == "empty"
     for _ in range(2):
@@ -64,28 +64,28 @@ def test_check_leaves_database_empty_and_start_migrates_it(
 def test_foreign_database_is_not_migrated(database: TestDatabase, tmp_path: Path) -> None:
     database.sql(FOREIGN)
     settings = options(tmp_path, database_url=database.url)
-    (said,) = check(settings)
-    assert "`ndif keys migrate`" in said.detail
+    (finding,) = check(settings)
+    assert "`ndif keys migrate`" in finding.detail
     started(settings)
     assert asyncio.run(Database(database.url).check_and_close()) == "foreign"
 
 
 def test_postgres_variables_configure_database(postgres: PostgresServer, tmp_path: Path) -> None:
     name = postgres.database().rpartition("/")[2]
-    there: dict[str, Any] = {
+    account_variables: dict[str, Any] = {
         "POSTGRES_HOST": "127.0.0.1",
         "POSTGRES_PORT": postgres.port,
         "POSTGRES_DB": name,
         "POSTGRES_USER": "ndif",
     }
-    started(options(tmp_path, **there, POSTGRES_PASSWORD=PASSWORD))
-    said = problem(options(tmp_path, **there, POSTGRES_PASSWORD="another"))
-    assert "password authentication failed" in said
-    assert "another" not in said
+    started(options(tmp_path, **account_variables, POSTGRES_PASSWORD=PASSWORD))
+    message = problem(options(tmp_path, **account_variables, POSTGRES_PASSWORD="another"))
+    assert "password authentication failed" in message
+    assert "another" not in message
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         ({"dev_mode": True, "database_url": "sqlite:////x"}, "NDIF_DEV_MODE and NDIF_DATABASE_URL"),
         ({"database_url": "mysql://x/y"}, "is not like postgresql://"),
@@ -94,9 +94,9 @@ def test_postgres_variables_configure_database(postgres: PostgresServer, tmp_pat
     ],
 )
 def test_invalid_account_settings_prevent_start(
-    settings: dict[str, Any], said: str, tmp_path: Path
+    settings: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    assert said in problem(options(tmp_path, **settings))
+    assert expected in problem(options(tmp_path, **settings))
 
 
 def test_secrets_are_removed_from_environment_of_services_and_ray() -> None:

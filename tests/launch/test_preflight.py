@@ -25,9 +25,11 @@ def ready(
     root: Path, *checkpoints: str, file: Path | None = None, deployments: str = ""
 ) -> tuple[DeploymentConfig, ...]:
     options = Settings(session_root=root, deployments=deployments)
-    found: Prepared = preflight(options, ServerOptions("127.0.0.1", free_port(), checkpoints, file))
-    found.listening.close()
-    return found.deployments
+    prepared: Prepared = preflight(
+        options, ServerOptions("127.0.0.1", free_port(), checkpoints, file)
+    )
+    prepared.listening.close()
+    return prepared.deployments
 
 
 def test_no_model_is_deployed_by_default(tmp_path: Path) -> None:
@@ -39,8 +41,8 @@ def test_deployment_precedence_is_arguments_then_file_then_variable(
 ) -> None:
     file = tmp_path / "models.yaml"
     file.write_text("org/a: {replicas: 2}\norg/b: {replicas: 3}\n")
-    found = ready(tmp_path, "ORG/b", file=file, deployments="org/a | org/c")
-    assert {config.repo_id: (config.replicas, config.dedicated) for config in found} == {
+    deployments = ready(tmp_path, "ORG/b", file=file, deployments="org/a | org/c")
+    assert {config.repo_id: (config.replicas, config.dedicated) for config in deployments} == {
         "org/a": (2, False),
         "org/c": (1, True),
         "ORG/b": (1, True),
@@ -48,7 +50,7 @@ def test_deployment_precedence_is_arguments_then_file_then_variable(
 
 
 @pytest.mark.parametrize(
-    ("address", "head", "broker", "found"),
+    ("address", "head", "broker", "expected"),
     [
         ("ray://localhost:{port}", 6379, "redis://localhost:6379/", "127.0.0.1:6380"),
         ("ray://localhost:{port}", 6379, "redis://localhost:6390/", "127.0.0.1:6379"),
@@ -61,14 +63,14 @@ def test_deployment_precedence_is_arguments_then_file_then_variable(
     ],
 )
 def test_unreachable_local_ray_address_gets_own_head(
-    address: str, head: int, broker: str, found: str | None
+    address: str, head: int, broker: str, expected: str | None
 ) -> None:
     def of(port: int) -> str | None:
         return own_head(
             Settings(ray_address=address.format(port=port), ray_head_port=head, broker_url=broker)
         )
 
-    assert of(free_port()) == found
+    assert of(free_port()) == expected
     with socket.create_server(("127.0.0.1", 0)) as ray:
         assert of(ray.getsockname()[1]) is None
 

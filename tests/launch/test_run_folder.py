@@ -194,13 +194,13 @@ def test_only_one_of_concurrent_servers_starts(tmp_path: Path) -> None:
         for _ in range(6)
     ]
     try:
-        said = [first_line(process) for process in processes]
+        lines = [first_line(process) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert sum(line.startswith("session_") for line in said) == 1, said
-    assert sum("running already" in line for line in said) == 5, said
+    assert sum(line.startswith("session_") for line in lines) == 1, lines
+    assert sum("running already" in line for line in lines) == 5, lines
 
 
 def test_new_session_replaces_session_of_killed_server(

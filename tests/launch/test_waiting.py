@@ -14,11 +14,11 @@ def test_only_long_wait_is_reported_and_only_once(
 ) -> None:
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.05)
     with waiting_for("rain"):
-        said = until(lambda: capsys.readouterr().err)
+        message = until(lambda: capsys.readouterr().err)
         time_passes(0.2)
     with waiting_for(""):
         time_passes(0.1)
     monkeypatch.setattr(waiting, "_SILENCE_S", PATIENCE_S)
     with waiting_for("snow"):
         pass
-    assert said + capsys.readouterr().err == "Waiting for rain …\n"
+    assert message + capsys.readouterr().err == "Waiting for rain …\n"

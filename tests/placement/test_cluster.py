@@ -19,7 +19,7 @@ from tests.placement.worlds import (
     GiB,
     a_node,
     deploy,
-    gone,
+    evicted_models,
     levels,
     want,
     warm,
@@ -29,7 +29,7 @@ from tests.placement.worlds import (
 )
 
 
-def found(nodes: list[Node], **demand: object) -> tuple[str, CandidateLevel]:
+def first_candidate(nodes: list[Node], **demand: object) -> tuple[str, CandidateLevel]:
     """Return the node and the candidate level of one more replica of "a"."""
     decision = deploy(nodes, want("a", 20, **demand))  # type: ignore[arg-type]
     placement = decision.placed[-1]
@@ -46,10 +46,10 @@ def test_lowest_candidate_level_wins() -> None:
     cached_and_full = with_hot(with_warm(a_node("1x24GiB", node_id="n4"), "a", 20), "c", 20, [0])
     small = a_node("1x12GiB", node_id="n5")
     nodes = [small, full, cached_and_full, free, cached_and_free]
-    assert found(nodes) == ("n1", CandidateLevel.CACHED_AND_FREE)
-    assert found(nodes[:4]) == ("n2", CandidateLevel.FREE)
-    assert found(nodes[:3]) == ("n4", CandidateLevel.CACHED_AND_FULL)
-    assert found(nodes[:2]) == ("n3", CandidateLevel.FULL)
+    assert first_candidate(nodes) == ("n1", CandidateLevel.CACHED_AND_FREE)
+    assert first_candidate(nodes[:4]) == ("n2", CandidateLevel.FREE)
+    assert first_candidate(nodes[:3]) == ("n4", CandidateLevel.CACHED_AND_FULL)
+    assert first_candidate(nodes[:2]) == ("n3", CandidateLevel.FULL)
     assert not deploy(nodes[:1], want("a", 20)).placed
 
 
@@ -62,9 +62,9 @@ def test_equal_nodes_are_chosen_at_random_by_seed() -> None:
 
 def test_any_gpu_is_preferred_to_cpu() -> None:
     cpu_only, full = a_node(node_id="n1"), with_hot(a_node("1x24GiB", node_id="n2"), "b", 20, [0])
-    assert found([cpu_only, full], device=Device.AUTO) == ("n2", CandidateLevel.FULL)
+    assert first_candidate([cpu_only, full], device=Device.AUTO) == ("n2", CandidateLevel.FULL)
     kept = with_hot(a_node("1x24GiB", node_id="n2", cpu=1), "b", 20, [0], dedicated=True)
-    assert found([cpu_only, kept], device=Device.AUTO) == ("n1", CandidateLevel.FREE)
+    assert first_candidate([cpu_only, kept], device=Device.AUTO) == ("n1", CandidateLevel.FREE)
     assert not deploy([cpu_only, kept], want("a", 20, device=Device.GPU)).placed
 
 
@@ -91,10 +91,10 @@ def test_smaller_demand_ends_no_replica() -> None:
 
 
 def test_warm_replicas_return_in_place_before_new_ones_are_created() -> None:
-    here = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20, replica="1")
-    there = with_warm(a_node("1x24GiB", node_id="n2"), "a", 20, replica="2")
+    first = with_warm(a_node("1x24GiB", node_id="n1"), "a", 20, replica="1")
+    second = with_warm(a_node("1x24GiB", node_id="n2"), "a", 20, replica="2")
     other = a_node("4x24GiB", node_id="n3")
-    decision = deploy([other, here, there], want("a", 20, 3))
+    decision = deploy([other, first, second], want("a", 20, 3))
     placed = {p.replica.replica_id: (p.replica.node_id, p.level) for p in decision.placed}
     assert placed.pop("a-1") == ("n1", CandidateLevel.CACHED_AND_FREE)
     assert placed.pop("a-2") == ("n2", CandidateLevel.CACHED_AND_FREE)
@@ -145,11 +145,11 @@ def test_dedicated_model_is_placed_before_larger_one() -> None:
 
 def test_models_demanded_together_do_not_evict_each_other() -> None:
     node = with_hot(with_hot(a_node("2x24GiB"), "a", 20, [0]), "b", 20, [1])
-    assert gone(deploy([node], want("c", 20), want("a", 20))) == ["b"]
+    assert evicted_models(deploy([node], want("c", 20), want("a", 20))) == ["b"]
     decision = deploy([node], want("c", 20), want("a", 20), want("b", 20))
-    assert gone(decision) == []
+    assert evicted_models(decision) == []
     assert [refusal.model_key for refusal in decision.refused] == ["c"]
-    assert gone(deploy([node], want("a", 20, 3))) == ["b"]
+    assert evicted_models(deploy([node], want("a", 20, 3))) == ["b"]
 
 
 def test_duplicate_demand_is_rejected() -> None:
@@ -169,7 +169,7 @@ def test_cpu_memory_of_returning_replica_is_not_given_to_evicted_one() -> None:
     node = with_warm(a_node("1x80GiB,1x24GiB", cpu=70), "a", 60)
     node = with_hot(node, "old", 20, [1])
     decision = deploy([node], want("a", 60), want("b", 20))
-    assert gone(decision) == ["old"]
+    assert evicted_models(decision) == ["old"]
     assert not warm(decision.cluster, "old")
     roomy = with_hot(with_warm(a_node("1x80GiB,1x24GiB", cpu=80), "a", 60), "old", 20, [1])
     assert warm(deploy([roomy], want("a", 60), want("b", 20)).cluster, "old")
@@ -205,7 +205,7 @@ def test_dedicated_demand_evicts_young_but_not_dedicated_replicas() -> None:
     node = with_hot(
         with_hot(a_node("2x24GiB"), "y", 20, [0], age=YOUNG), "d", 20, [1], dedicated=True
     )
-    assert gone(deploy([node], want("new", 20, dedicated=True))) == ["y"]
+    assert evicted_models(deploy([node], want("new", 20, dedicated=True))) == ["y"]
     assert deploy([node], want("new", 40, dedicated=True)).refused
 
 

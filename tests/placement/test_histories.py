@@ -126,7 +126,7 @@ class History:
         keys = [replica.key for replica in self.cluster.replicas()]
         return self.rng.sample(keys, min(len(keys), self.rng.randint(0, 2)))
 
-    # What happens
+    # Events
 
     def deploy(self) -> None:
         demand = wishes(self.rng)
@@ -143,15 +143,15 @@ class History:
     def answers(self, demand: list[Demand], decision: Decision) -> None:
         """Check that every requested replica is placed or refused."""
         refused = {refusal.model_key: refusal.replicas for refusal in decision.refused}
-        for one in demand:
-            hot = decision.cluster.hot(one.model_key)
-            assert sorted(decision.replica_ids(one.model_key)) == sorted(d.replica_id for d in hot)
-            event("refused" if one.model_key in refused else "not refused")
-            there = len(self.cluster.hot(one.model_key))
-            missing = refused.get(one.model_key, 0)
-            assert len(hot) + missing == max(there, one.replicas)
+        for want in demand:
+            hot = decision.cluster.hot(want.model_key)
+            assert sorted(decision.replica_ids(want.model_key)) == sorted(d.replica_id for d in hot)
+            event("refused" if want.model_key in refused else "not refused")
+            before = len(self.cluster.hot(want.model_key))
+            missing = refused.get(want.model_key, 0)
+            assert len(hot) + missing == max(before, want.replicas)
             dedicated = sum(replica.dedicated for replica in hot)
-            assert dedicated >= min(one.replicas, len(hot)) * one.dedicated
+            assert dedicated >= min(want.replicas, len(hot)) * want.dedicated
         for placement in decision.placed:
             event(placement.level.name)
             replica = placement.replica
@@ -168,17 +168,17 @@ class History:
                 assert replica.has_same_place(was)
 
     def displaces_only_whom_it_may(self, demand: list[Demand], decision: Decision) -> None:
-        asked = {one.model_key for one in demand}
+        asked = {want.model_key for want in demand}
         ends = {d.key for d in self.hot(self.cluster)} - {d.key for d in self.hot(decision.cluster)}
         assert len(decision.evictions) == len(set(decision.evictions))
         assert set(decision.evictions) == ends
         for key in decision.evictions:
-            gone = self.cluster.find(key)
-            assert gone is not None
-            assert not gone.dedicated
-            assert gone.model_key not in asked
-            if not any(one.dedicated for one in demand):
-                assert gone.deployed <= self.now - DEFAULT_RULES.minimum_deployment_time_s
+            replica = self.cluster.find(key)
+            assert replica is not None
+            assert not replica.dedicated
+            assert replica.model_key not in asked
+            if not any(want.dedicated for want in demand):
+                assert replica.deployed <= self.now - DEFAULT_RULES.minimum_deployment_time_s
 
     def hot(self, cluster: Cluster) -> list[object]:
         return [replica for replica in cluster.replicas() if replica.level is HOT]
@@ -210,14 +210,14 @@ class History:
 
     def nodes_come_and_go(self) -> None:
         ids = list(self.cluster.nodes)
-        gone = set(self.rng.sample(ids, min(len(ids), self.rng.randint(0, 1))))
-        stay = [node.emptied() for node in self.cluster.nodes.values() if node.id not in gone]
-        lost = {d.key for node_id in gone for d in self.cluster.nodes[node_id].replicas()}
+        removed = set(self.rng.sample(ids, min(len(ids), self.rng.randint(0, 1))))
+        stay = [node.emptied() for node in self.cluster.nodes.values() if node.id not in removed]
+        lost = {d.key for node_id in removed for d in self.cluster.nodes[node_id].replicas()}
         more = [self.machine() for _ in range(self.rng.randint(0, 1))]
-        found = self.cluster.with_nodes([*stay, *more])
-        assert (set(found.removed), set(found.lost)) == (gone, lost)
-        assert found.cluster.nodes.keys() == {node.id for node in [*stay, *more]}
-        self.cluster = found.cluster
+        change = self.cluster.with_nodes([*stay, *more])
+        assert (set(change.removed), set(change.lost)) == (removed, lost)
+        assert change.cluster.nodes.keys() == {node.id for node in [*stay, *more]}
+        self.cluster = change.cluster
 
     def carry_out(self) -> None:
         machines_now = [node.emptied() for node in self.cluster.nodes.values()]
@@ -226,9 +226,9 @@ class History:
         self.exists = apply_to(exists, delta)
         assert not build(self.exists, self.cluster)
         hot = {d.key: d for d in self.cluster.replicas() if d.level is HOT}
-        made = {d.key: d for d in self.exists.replicas() if d.level is HOT}
-        assert hot.keys() == made.keys()
-        assert all(made[key].has_same_place(replica) for key, replica in hot.items())
+        existing = {d.key: d for d in self.exists.replicas() if d.level is HOT}
+        assert hot.keys() == existing.keys()
+        assert all(existing[key].has_same_place(replica) for key, replica in hot.items())
 
     def memory_is_never_oversubscribed(self) -> None:
         for cluster in (self.cluster, self.exists):

@@ -14,12 +14,12 @@ from tests.placement.worlds import GiB, a_node, with_hot
 
 def placed(node: Node, size: float) -> tuple[dict[int, float], float | None] | None:
     """Return the GiB by GPU, and the share."""
-    found = assign(node.resources, int(size * GiB), DEFAULT_RULES)
-    if found is None:
+    assignment = assign(node.resources, int(size * GiB), DEFAULT_RULES)
+    if assignment is None:
         return None
     return {
-        i: held / GiB for i, held in found.gpu_mem_bytes_by_id.items()
-    }, found.gpu_memory_fraction
+        i: held / GiB for i, held in assignment.gpu_mem_bytes_by_id.items()
+    }, assignment.gpu_memory_fraction
 
 
 # Alone
@@ -80,9 +80,9 @@ def test_contexts_limit_number_of_small_models() -> None:
     counted = {}
     for context in (0.0, 2.0):
         node = with_contexts("1x24GiB", context)
-        while (found := placed(node, 0.5)) is not None:
+        while (place := placed(node, 0.5)) is not None:
             node = with_hot(
-                node, "small", found[0][0], [0], share=True, replica=str(node.resources)
+                node, "small", place[0][0], [0], share=True, replica=str(node.resources)
             )
         counted[context] = len(list(node.replicas()))
     # Four fifths of the GPU, and none once less than three tenths is free.

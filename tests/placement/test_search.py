@@ -35,25 +35,25 @@ Place = tuple[bool, int]
 
 
 def gpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
-    """Return True if a model fits on GPUs of a node beside those that stay."""
+    """Return True if a model fits on GPUs of a node beside the `staying` replicas."""
     total = node.resources.gpu_bytes
     tenants: list[list[int]] = [[] for _ in total]
     for replica in staying:
         for index, held in replica.gpu_mem_bytes_by_id.items():
             tenants[index].append(held)
     context = node.resources.context_bytes
-    there = [
+    memories = [
         gpu
         for index, gpu in enumerate(zip(total, tenants, strict=True))
         if index not in node.resources.withdrawn
     ]
-    for memory, theirs in there:
+    for memory, theirs in memories:
         used = sum(theirs)
         need = size + context
         available = memory - used >= 0.3 * memory
         if 3 * need <= memory and available and used + need <= 0.8 * memory:
             return True
-    empty = [max(0, memory - context) for memory, theirs in there if not theirs]
+    empty = [max(0, memory - context) for memory, theirs in memories if not theirs]
     return any(
         sum(chosen) >= size
         for count in range(1, len(empty) + 1)
@@ -62,7 +62,7 @@ def gpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
 
 
 def cpu_room(node: Node, staying: Sequence[PlacedReplica], size: int) -> bool:
-    """Return True if a model fits in the CPU memory of a node beside those that stay."""
+    """Return True if a model fits in the CPU memory of a node beside the `staying` replicas."""
     used = sum(d.size_bytes for d in staying if d.on_cpu or d.level is DeploymentLevel.WARM)
     return size <= node.resources.cpu_bytes - used
 
@@ -82,29 +82,29 @@ def goes(replica: PlacedReplica, demand: Demand, together: set[str], on_cpu: boo
 
 def places(cluster: Cluster, demand: Demand, together: set[str]) -> set[Place]:
     """Return every possible placement."""
-    found: set[Place] = set()
+    reachable: set[Place] = set()
     kinds = {Device.GPU: [False], Device.CPU: [True], Device.AUTO: [False, True]}[demand.device]
     for node, on_cpu in itertools.product(cluster.nodes.values(), kinds):
         room = cpu_room if on_cpu else gpu_room
-        there = list(node.replicas())
-        movable = [d for d in there if goes(d, demand, together, on_cpu)]
+        replicas = list(node.replicas())
+        movable = [d for d in replicas if goes(d, demand, together, on_cpu)]
         warm = [
             d
-            for d in there
+            for d in replicas
             if d.level is DeploymentLevel.WARM
             and d.model_key == demand.model_key
             and d.on_cpu == on_cpu
         ]
         for evicted in subsets(movable):
-            staying = [d for d in there if d not in evicted]
+            staying = [d for d in replicas if d not in evicted]
             if room(node, staying, demand.size_bytes):
-                found.add((on_cpu, 4 if evicted else 2))
+                reachable.add((on_cpu, 4 if evicted else 2))
             for replica in warm:
                 if on_cpu:
-                    found.add((on_cpu, 1))
+                    reachable.add((on_cpu, 1))
                 elif room(node, staying, replica.size_bytes):
-                    found.add((on_cpu, 3 if evicted else 1))
-    return found
+                    reachable.add((on_cpu, 3 if evicted else 1))
+    return reachable
 
 
 def could_have_stayed(
@@ -196,7 +196,7 @@ def a_wish(rng: random.Random) -> Demand:
 
 
 chances = st.integers(0, 2**64).map(random.Random)
-"""Clusters come from chance alone: what Hypothesis would choose itself is mostly empty."""
+"""Clusters are drawn at random: clusters that Hypothesis chooses are mostly empty."""
 
 
 def one_more_of(cluster: Cluster, demand: Demand) -> Demand:

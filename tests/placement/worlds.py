@@ -102,7 +102,7 @@ def deploy(
     return cluster.deploy(demand, now, random.Random(seed), DEFAULT_RULES)
 
 
-def gone(decision: Decision) -> list[str]:
+def evicted_models(decision: Decision) -> list[str]:
     """Return the models of the evicted replicas."""
     return [model_key for model_key, _ in decision.evictions]
 
@@ -129,7 +129,7 @@ def apply_to(state: Cluster, delta: DeploymentDelta) -> Cluster:
     def on(replica: PlacedReplica) -> dict[ReplicaKey, PlacedReplica]:
         node_id = replica.node_id
         if node_id not in changed:
-            changed[node_id] = {there.key: there for there in state.nodes[node_id].replicas()}
+            changed[node_id] = {placed.key: placed for placed in state.nodes[node_id].replicas()}
         return changed[node_id]
 
     for replica in delta.to_delete:

@@ -45,30 +45,30 @@ class Operated:
     def deploy(self, folder: Path, generation: str) -> None:
         """Deploy the model of a folder for a generation, and wait until it serves."""
         options = "--dedicated", "--generation", generation
-        done = self.ndif("deploy", f"{NAME}={folder}", *options)
-        assert done.returncode == 0, done
+        process = self.ndif("deploy", f"{NAME}={folder}", *options)
+        assert process.returncode == 0, process
 
     def probes(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
         """Return the exit code of `ndif probe` and its findings."""
-        done = self.ndif("probe", "--json", "--timeout", "5m", *arguments)
-        assert done.stdout, done.stderr
-        return done.returncode, json.loads(done.stdout)["probes"]
+        process = self.ndif("probe", "--json", "--timeout", "5m", *arguments)
+        assert process.stdout, process.stderr
+        return process.returncode, json.loads(process.stdout)["probes"]
 
 
 def clients(environment: dict[str, str]) -> list[int]:
     """Return the processes of probes that a server or a command with this environment has started."""
     mark = f"HF_HOME={environment['HF_HOME']}".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes()
             variables = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        is_template = any(each.startswith(f"{LISTENER}=".encode()) for each in variables)
+        is_template = any(variable.startswith(f"{LISTENER}=".encode()) for variable in variables)
         if b"ndif.probe.trace" in command and mark in variables and not is_template:
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 def until_no_client(environment: dict[str, str]) -> None:
@@ -101,11 +101,11 @@ def test_probe_gets_same_value_from_every_generation(operated: Operated) -> None
     """The operator needs no API key on the server's machine."""
     code, probes = operated.probes()
     assert code == 0, probes
-    assert [(each["model"], each["generation"]) for each in probes] == [
+    assert [(probe["model"], probe["generation"]) for probe in probes] == [
         (NAME, "0.8"),
         (NAME, "0.7"),
     ]
-    assert {each["outcome"] for each in probes} == {"ok"}
+    assert {probe["outcome"] for probe in probes} == {"ok"}
     newest, older = probes
     assert newest["value"] == older["value"]
     assert newest["value"]["tokens"]
@@ -121,37 +121,39 @@ def test_probe_does_not_count_as_user_job(operated: Operated) -> None:
 
 
 def test_remote_server_is_probed_with_api_key(operated: Operated) -> None:
-    made = operated.ndif("keys", "create", "--user", "ada@example.org", "--json")
-    key = json.loads(made.stdout)["api_key"]
+    created = operated.ndif("keys", "create", "--user", "ada@example.org", "--json")
+    key = json.loads(created.stdout)["api_key"]
     elsewhere = {"NDIF_SESSION_ROOT": f"{operated.environment['NDIF_SESSION_ROOT']}/none"}
     address = "--url", operated.server.url
-    done = operated.ndif("probe", NAME, "--generation", "0.8", *address, "--key", key, **elsewhere)
-    assert done.returncode == 0, done
-    assert f"{NAME} " in done.stdout
-    assert " ok " in done.stdout
+    process = operated.ndif(
+        "probe", NAME, "--generation", "0.8", *address, "--key", key, **elsewhere
+    )
+    assert process.returncode == 0, process
+    assert f"{NAME} " in process.stdout
+    assert " ok " in process.stdout
     refused = operated.ndif("probe", "--generation", "0.8", *address, "--key", "wrong", **elsewhere)
     assert refused.returncode == 1, refused
     assert " error " in refused.stdout
 
 
 def test_missing_model_and_missing_runtime_are_reported(operated: Operated) -> None:
-    done = operated.ndif("probe", "test-org/other")
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "no model 'test-org/other'" in done.stderr
-    done = operated.ndif("probe", "--generation", "0.5")
-    assert done.returncode == 1
-    assert "nnsight 0.5 is not installed here" in done.stderr
-    assert "ndif serves nnsight 0.8, 0.7, 0.6." in done.stderr
-    assert "runtime add" not in done.stderr
+    process = operated.ndif("probe", "test-org/other")
+    assert (process.returncode, process.stdout) == (4, "")
+    assert "no model 'test-org/other'" in process.stderr
+    process = operated.ndif("probe", "--generation", "0.5")
+    assert process.returncode == 1
+    assert "nnsight 0.5 is not installed here" in process.stderr
+    assert "ndif serves nnsight 0.8, 0.7, 0.6." in process.stderr
+    assert "runtime add" not in process.stderr
 
 
 def hold(server: StartedServer, held: set[int]) -> None:
     """Stop all model processes that are not in `held`: the server replaces a frozen one."""
     with contextlib.suppress(OSError):  # one has just ended
         for process in server.processes():
-            for one in {*family(process)} - held:
-                os.kill(one, signal.SIGSTOP)
-                held.add(one)
+            for pid in {*family(process)} - held:
+                os.kill(pid, signal.SIGSTOP)
+                held.add(pid)
 
 
 def is_confined(process: int) -> bool:
@@ -179,13 +181,13 @@ def test_hanging_replica_is_timeout_and_leaves_no_process(operated: Operated) ->
 
         until(has_ended)
         assert process.stdout is not None
-        (found,) = json.loads(process.stdout.read())["probes"]
-    for one in held:
+        (probe,) = json.loads(process.stdout.read())["probes"]
+    for pid in held:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
     assert process.returncode == 1
     assert confined
-    assert (found["outcome"], found["reason"]) == ("timeout", "No value came within 40s.")
+    assert (probe["outcome"], probe["reason"]) == ("timeout", "No value came within 40s.")
     until_no_client(operated.environment)
 
 

@@ -86,18 +86,20 @@ def prober(**fields: float) -> Prober:
 def test_model_that_does_not_serve_is_not_traced(tmp_path: Path) -> None:
     """No runtime could send a trace."""
 
-    async def look(one: Watched, prober: Prober) -> ProbeOutcome:
-        return await prober.probe(one, tmp_path)
+    async def probe_once(watched: Watched, prober: Prober) -> ProbeOutcome:
+        return await prober.probe(watched, tmp_path)
 
     patient, hasty = prober(), prober(loading_s=0.0)
-    loading = asyncio.run(look(WATCHED, patient))
+    loading = asyncio.run(probe_once(WATCHED, patient))
     assert (loading.kind, loading.failed) == (ProbeKind.LOADING, False)
-    late = asyncio.run(look(WATCHED, hasty))
+    late = asyncio.run(probe_once(WATCHED, hasty))
     assert late.kind is ProbeKind.DOWN
     assert re.fullmatch(r"The model has been loading for .+\.", late.reason)
-    broken = asyncio.run(look(replace(WATCHED, problem="There is no room."), patient))
+    broken = asyncio.run(probe_once(replace(WATCHED, problem="There is no room."), patient))
     assert broken == ProbeOutcome(ProbeKind.DOWN, "There is no room.")
-    foreign = asyncio.run(look(replace(WATCHED, serves=True, trust_remote_code=True), patient))
+    foreign = asyncio.run(
+        probe_once(replace(WATCHED, serves=True, trust_remote_code=True), patient)
+    )
     assert (foreign.kind, foreign.failed) == (ProbeKind.UNSUPPORTED, False)
 
 

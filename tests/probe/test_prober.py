@@ -39,24 +39,24 @@ class Probed(Operated):
     def public(self) -> dict[str, Any]:
         """Return the public outcome of the probes; empty before the first."""
         (entry,) = json.loads(self.server.get("/status")[1])["deployments"].values()
-        found: dict[str, Any] = entry.get("probes", {}).get("0.8", {})
-        return found
+        facts: dict[str, Any] = entry.get("probes", {}).get("0.8", {})
+        return facts
 
     def until_outcome(self, outcome: str) -> dict[str, Any]:
         """Wait for the outcome of a probe."""
-        found: dict[str, Any] = until(
-            lambda: (said := self.public()).get("outcome") == outcome and said,
+        facts: dict[str, Any] = until(
+            lambda: (facts := self.public()).get("outcome") == outcome and facts,
             lambda: json.dumps(self.public()),
         )
-        return found
+        return facts
 
     def metric(self, name: str, **labels: str) -> float | None:
         """Return a sample of the model; None if there is none."""
-        said = {"model": NAME, "generation": "0.8", **labels}
+        expected = {"model": NAME, "generation": "0.8", **labels}
         text = httpx.get(f"{self.server.url}/metrics").text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name == name and sample.labels == said:
+                if sample.name == name and sample.labels == expected:
                     return float(sample.value)
         return None
 
@@ -83,10 +83,10 @@ def probed(server_environment: dict[str, str], model: Path, tmp_path: Path) -> I
 def test_server_publishes_probe_outcomes_of_its_models(
     probed: Probed, model: Path, runtimes: Path, tmp_path: Path
 ) -> None:
-    found = probed.until_outcome("ok")
-    assert (found["up"], found["up_share"]) == (True, 1.0)
-    assert found["probes"] >= 1
-    assert found["seconds"] > 0
+    facts = probed.until_outcome("ok")
+    assert (facts["up"], facts["up_share"]) == (True, 1.0)
+    assert facts["probes"] >= 1
+    assert facts["seconds"] > 0
     assert probed.metric("ndif_probe_up") == 1
     assert (probed.metric("ndif_probe_seconds_count") or 0) >= 1
     assert (probed.metric("ndif_probes_total", outcome="ok") or 0) >= 1
@@ -94,23 +94,23 @@ def test_server_publishes_probe_outcomes_of_its_models(
     assert json.loads(probed.ndif("usage", "--json").stdout)["usage"] == []
     for overlay in (None, runtimes / "0.7"):
         environment = client_environment(probed.server, tmp_path / "home", overlay)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", SHOWS_STATUS],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("UP ")
-        assert NAME in done.stdout
-        assert "'probes': {'0.8'" in done.stdout
+        assert process.returncode == 0, process.stderr
+        assert process.stdout.startswith("UP ")
+        assert NAME in process.stdout
+        assert "'probes': {'0.8'" in process.stdout
     # Other weights under the same name, after a restart.
     make_gpt2(model, seed=1)
-    done = probed.ndif("restart", NAME)
-    assert done.returncode == 0, done
-    found = probed.until_outcome("wrong")
-    assert found["up"] is False
-    assert 0 < found["up_share"] < 1
+    process = probed.ndif("restart", NAME)
+    assert process.returncode == 0, process
+    facts = probed.until_outcome("wrong")
+    assert facts["up"] is False
+    assert 0 < facts["up_share"] < 1
     assert probed.metric("ndif_probe_up") == 0
     shown = json.loads(probed.ndif("status", "--json").stdout)
     (row,) = shown["models"]

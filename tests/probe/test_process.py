@@ -31,10 +31,10 @@ def test_probe_client_gets_proxy_settings_but_no_secrets(monkeypatch: pytest.Mon
     way = {"HTTPS_PROXY": "http://proxy:3128", "SSL_CERT_FILE": "/ca.pem"}
     for name, value in {**secrets, **way}.items():
         monkeypatch.setenv(name, value)
-    here, elsewhere = (variables_of_client(runtime(), url) for url in (HERE, ELSEWHERE))
-    assert not {*secrets} & {*here, *elsewhere}
-    assert not {*way} & {*here}
-    assert {**here, **way}.items() <= elsewhere.items()
+    own, elsewhere = (variables_of_client(runtime(), url) for url in (HERE, ELSEWHERE))
+    assert not {*secrets} & {*own, *elsewhere}
+    assert not {*way} & {*own}
+    assert {**own, **way}.items() <= elsewhere.items()
 
 
 def outcome(interpreter: Path, timeout_s: float = PATIENCE_S) -> ProbeOutcome:
@@ -77,7 +77,7 @@ def test_child_processes_of_probe_client_end_with_it(tmp_path: Path) -> None:
 
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
-        found = outcome(program(tmp_path, f'{sys.executable} -c "{child}" & wait'), timeout_s=5.0)
+        result = outcome(program(tmp_path, f'{sys.executable} -c "{child}" & wait'), timeout_s=5.0)
         listener.join(PATIENCE_S)
-    assert found == ProbeOutcome(ProbeKind.TIMEOUT, "No value came within 5s.")
+    assert result == ProbeOutcome(ProbeKind.TIMEOUT, "No value came within 5s.")
     assert heard == [b"here", b""]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Waiting:
-    """The form of a queue's `Entry` whose fields a test gives."""
+    """A queue's `Entry` with given fields."""
 
     id: str
     user: str

@@ -101,8 +101,8 @@ def test_replica_removed_too_soon_is_kept_longer_next_time() -> None:
     kept, replicas, since = [], 2, 0.0
     for now in range(0, 12_000, 10):
         before = replicas
-        seen = nobody(replicas) if replicas == 2 else long_wait(replicas)
-        replicas = scaler.step(seen, float(now))
+        load = nobody(replicas) if replicas == 2 else long_wait(replicas)
+        replicas = scaler.step(load, float(now))
         if replicas < before:
             kept.append(now - since)
         elif replicas > before:
@@ -230,8 +230,8 @@ def test_bounds_backoff_and_cooldown_hold_for_any_history(
     for gap, busy, waiting, waited_s, answer in moments:
         now += gap
         before = wanted
-        seen = QueueLoad(replicas, min(busy, replicas), waiting, waited_s, refused)
-        wanted = scaler.step(seen, now)
+        load = QueueLoad(replicas, min(busy, replicas), waiting, waited_s, refused)
+        wanted = scaler.step(load, now)
         if refused:
             too_many, until = before, scaler.state.refused_until
             assert until >= now + bounds.backoff_s
@@ -291,13 +291,13 @@ def test_autoscaler_converges_under_constant_load(
     for step in range(4_000):
         line = max(line + (load - ready) * every_s / runs_s, 0.0)
         waiting = math.ceil(line - 1e-9)
-        seen = QueueLoad(
+        queue_load = QueueLoad(
             ready,
             busy=ready if waiting else min(math.ceil(load), ready),
             waiting=waiting,
             waited_s=line * runs_s / max(ready, 1) / 2,
         )
-        wanted.append(scaler.step(seen, step * every_s))
+        wanted.append(scaler.step(queue_load, step * every_s))
         if wanted[-1] > ready:
             loading += 1
             if loading > loads_steps:
@@ -327,13 +327,13 @@ def test_random_fluctuation_of_load_rarely_changes_replicas(load: float, runs_s:
         while arrivals and max(free[0], arrivals[0]) < now:
             start = max(heapq.heappop(free), arrivals.pop(0))
             heapq.heappush(free, start + dice.expovariate(1 / runs_s))
-        seen = QueueLoad(
+        queue_load = QueueLoad(
             len(free),
             busy=sum(end > now for end in free),
             waiting=len(arrivals),
             waited_s=median_wait(arrivals, now),
         )
-        wanted = scaler.step(seen, now)
+        wanted = scaler.step(queue_load, now)
         if wanted != len(free):
             changes.append(now)
         while wanted > len(free):

@@ -49,7 +49,7 @@ class Runners(World):
 
     @property
     def actor(self) -> Actor:
-        return next(each for each in self.actors.values() if not each.ended.is_set())
+        return next(actor for actor in self.actors.values() if not actor.ended.is_set())
 
 
 def record_of(
@@ -64,8 +64,8 @@ def record_of(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         clock = SimpleNamespace(time=lambda: 1e9 + loop.time())
-        for each in (host_job, host_lifecycle):
-            monkeypatch.setattr(each, "time", clock)
+        for module in (host_job, host_lifecycle):
+            monkeypatch.setattr(module, "time", clock)
         async with Runners(folder, {NAME: 20}) as world:
             world.dispatcher.lifecycle.on_end = records.append
             await world.until_ended(await world.send(NAME, 0.0))  # it is loaded
@@ -160,5 +160,5 @@ def test_job_that_is_ended_before_it_has_a_runner_costs_nothing(tmp_path: Path) 
             assert await world.operations.kill(job)
 
     run(main())
-    assert [each.execution_s for each in records] == [0.0, 0.0]
-    assert {each.status for each in records} == {"CANCELLED"}
+    assert [record.execution_s for record in records] == [0.0, 0.0]
+    assert {record.status for record in records} == {"CANCELLED"}

@@ -38,13 +38,13 @@ async def test_holding_queue_notifies_clients_and_keeps_every_request(tmp_path: 
         update = frames.read(await client.next())
         assert (update.id, update.status, update.description) == (request.id, Status.QUEUED, TEXT)
     # A departed client gets no update; its request is kept like the others.
-    gone = a_request("gone")
-    await broker.submit(gone)
+    departed = a_request("gone")
+    await broker.submit(departed)
     last = a_request(client.id)
     await broker.submit(last)
     assert frames.read(await client.next()).id == last.id
     waited = await room.close()
-    assert [request.id for request in waited] == [one.id for one in (*sent, gone, last)]
+    assert [request.id for request in waited] == [entry.id for entry in (*sent, departed, last)]
     # After closing, other consumers claim requests.
     await broker.submit(later := a_request(client.id))
     assert (await broker.claim()).id == later.id

@@ -34,8 +34,8 @@ def entry(
 
 def add(line: FairQueue[Waiting], user: str, count: int = 1, **kwargs: float) -> list[Waiting]:
     added = [entry(user, **kwargs) for _ in range(count)]  # type: ignore[arg-type]
-    for one in added:
-        line.add(one)
+    for waiter in added:
+        line.add(waiter)
     return added
 
 
@@ -44,7 +44,7 @@ def takes(line: FairQueue[Waiting], count: int = FOREVER) -> list[Waiting]:
 
 
 def users(entries: list[Waiting]) -> list[str]:
-    return [one.user for one in entries]
+    return [waiter.user for waiter in entries]
 
 
 # Fairness
@@ -84,8 +84,8 @@ def test_long_jobs_get_equal_share_of_time() -> None:
     add(line, "ann", 100, cost=10)
     add(line, "bob", 1000, cost=1)
     seconds: Counter[str] = Counter()
-    for one in takes(line, 220):
-        seconds[one.user] += round(one.cost)
+    for taken in takes(line, 220):
+        seconds[taken.user] += round(taken.cost)
     assert abs(seconds["ann"] - seconds["bob"]) <= 11
 
 
@@ -94,8 +94,8 @@ def test_measured_run_time_corrects_estimated_cost() -> None:
     add(line, "ann", 400)
     add(line, "bob", 400)
     seconds: Counter[str] = Counter()
-    for one in takes_settled(line, {"ann": 9.0, "bob": 1.0}, 200):
-        seconds[one.user] += 9 if one.user == "ann" else 1
+    for taken in takes_settled(line, {"ann": 9.0, "bob": 1.0}, 200):
+        seconds[taken.user] += 9 if taken.user == "ann" else 1
     assert abs(seconds["ann"] - seconds["bob"]) <= 10
 
 
@@ -103,18 +103,18 @@ def takes_settled(
     line: FairQueue[Waiting], runs_s: dict[str, float], count: int
 ) -> Iterator[Waiting]:
     for _ in range(count):
-        one = line.take()
-        assert one is not None
-        line.settle(one, runs_s[one.user])
-        yield one
+        taken = line.take()
+        assert taken is not None
+        line.settle(taken, runs_s[taken.user])
+        yield taken
 
 
 def test_settling_after_reset_has_no_effect() -> None:
     line: FairQueue[Waiting] = FairQueue()
-    [one] = add(line, "ann")
+    [request] = add(line, "ann")
     line.take()
     line.reset()
-    line.settle(one, 3600.0)
+    line.settle(request, 3600.0)
     add(line, "ann")
     add(line, "bob")
     assert users(takes(line)) == ["ann", "bob"]
@@ -215,7 +215,7 @@ def test_head_start_is_restored_while_user_waits() -> None:
     takes(line, 20)
     add(line, "ann", 40, priority=True)
     assert users(takes(line, 4)).count("bob") >= 1
-    line.remove_all(lambda one: one.user == "ann")
+    line.remove_all(lambda waiting: waiting.user == "ann")
     takes(line, 60)
     add(line, "ann", 20, priority=True)
     assert users(takes(line, 20)) == ["ann"] * 20
@@ -242,9 +242,9 @@ def test_request_starves_without_ageing() -> None:
     add(line, "ann")
     for number in range(2000):
         add(line, f"stranger-{number}", priority=True, cost=0.0)
-        one = line.take()
-        assert one is not None
-        assert one.user != "ann"
+        taken = line.take()
+        assert taken is not None
+        assert taken.user != "ann"
 
 
 # Histories
@@ -285,55 +285,55 @@ class History:
     overtaken: Counter[str] = field(default_factory=Counter)
     taken: list[Waiting] = field(default_factory=list)
     """Requests that were taken and not given back."""
-    seen: set[str] = field(default_factory=set)
+    taken_once: set[str] = field(default_factory=set)
     """Requests that were taken at least once."""
 
     def run(self, steps: list[Step]) -> None:
         for step in steps:
             self.do(*step)
 
-    def do(self, what: str, *arguments: Any) -> None:
-        if what == "add":
+    def do(self, action: str, *arguments: Any) -> None:
+        if action == "add":
             user, priority, weight, cost = arguments
-            one = entry(user, priority=priority, weight=weight, cost=cost)
-            self.ahead[one.id] = len(self.line)
-            self.came[one.id] = len(self.came)
-            self.line.add(one)
-        elif what == "take":
+            request = entry(user, priority=priority, weight=weight, cost=cost)
+            self.ahead[request.id] = len(self.line)
+            self.came[request.id] = len(self.came)
+            self.line.add(request)
+        elif action == "take":
             self.took(self.line.take())
-        elif what == "remove" and len(self.line):
+        elif action == "remove" and len(self.line):
             waiting = list(self.line)
-            one = waiting[arguments[0] % len(waiting)]
-            assert self.line.remove(one.id) is one
-        elif what in ("give back", "settle") and self.taken:
-            one = self.taken.pop(arguments[0] % len(self.taken))
-            if what == "give back":
-                self.line.give_back(one)
+            request = waiting[arguments[0] % len(waiting)]
+            assert self.line.remove(request.id) is request
+        elif action in ("give back", "settle") and self.taken:
+            request = self.taken.pop(arguments[0] % len(self.taken))
+            if action == "give back":
+                self.line.give_back(request)
             else:
-                self.line.settle(one, 3.0)
+                self.line.settle(request, 3.0)
 
-    def took(self, one: Waiting | None) -> None:
-        if one is None:
+    def took(self, waiting: Waiting | None) -> None:
+        if waiting is None:
             assert len(self.line) == 0
             self.line.reset()
             return
-        self.taken.append(one)
-        if one.id in self.seen:
+        self.taken.append(waiting)
+        if waiting.id in self.taken_once:
             return
-        self.seen.add(one.id)
+        self.taken_once.add(waiting.id)
         for waits in self.line:
-            if self.came[waits.id] < self.came[one.id] and waits.id not in self.seen:
+            if self.came[waits.id] < self.came[waiting.id] and waits.id not in self.taken_once:
                 self.overtaken[waits.id] += 1
 
 
 @given(_lines, _histories)
 def test_positions_match_order_of_takes(line: FairQueue[Waiting], steps: list[Step]) -> None:
     History(line).run(steps)
-    told = line.positions()
-    assert line.positions() == told, "asking changes nothing"
-    assert [place for _, place in told] == list(range(1, len(line) + 1))
-    assert all(line.position(one.id) == place for one, place in told)
-    assert takes(line) == [one for one, _ in told]
+    positions = line.positions()
+    assert line.positions() == positions, "asking changes nothing"
+    assert [place for _, place in positions] == list(range(1, len(line) + 1))
+    assert all(line.position(waiter.id) == place for waiter, place in positions)
+    assert takes(line) == [waiter for waiter, _ in positions]
 
 
 @settings(max_examples=examples(2))
@@ -356,19 +356,21 @@ def test_number_of_overtaking_requests_is_bounded(
 def test_no_request_is_lost_or_duplicated(line: FairQueue[Waiting], steps: list[Step]) -> None:
     history = History(line)
     history.run(steps)
-    waiting = sorted(one.id for one in line)
+    waiting = sorted(waiter.id for waiter in line)
     assert len(waiting) == len(set(waiting)) == len(line)
-    assert all(one in line for one in waiting)
+    assert all(request_id in line for request_id in waiting)
     left = takes(line)
-    assert sorted(one.id for one in left) == waiting
+    assert sorted(waiter.id for waiter in left) == waiting
     assert len(line) == 0
     for user in "abcdef":
         for priority in (True, False):
-            first = [one for one in left if (one.user, one.priority) == (user, priority)]
-            again = [one for one in first if one.id in history.seen]
-            never = [one for one in first if one.id not in history.seen]
+            first = [
+                request for request in left if (request.user, request.priority) == (user, priority)
+            ]
+            again = [request for request in first if request.id in history.taken_once]
+            never = [request for request in first if request.id not in history.taken_once]
             assert first == again + never
-            assert never == sorted(never, key=lambda one: history.came[one.id])
+            assert never == sorted(never, key=lambda request: history.came[request.id])
 
 
 @given(
@@ -394,10 +396,10 @@ def test_waiting_users_are_served_equally(
     takes(line, since)
     served = dict.fromkeys(demands, 0.0)
     for _ in range(count):
-        if len({one.user for one in line}) < len(demands):
+        if len({waiter.user for waiter in line}) < len(demands):
             return  # the bound holds only while all users wait
-        [one] = takes(line, 1)
-        served[one.user] += one.cost / one.weight
+        [taken] = takes(line, 1)
+        served[taken.user] += taken.cost / taken.weight
         for a, b in itertools.combinations(demands, 2):
             (weight_a, costs_a), (weight_b, costs_b) = demands[a], demands[b]
             most = max(costs_a) / weight_a + max(costs_b) / weight_b
@@ -425,8 +427,8 @@ def test_returned_requests_keep_their_order() -> None:
     line: FairQueue[Waiting] = FairQueue()
     came = add(line, "ann", 5)
     out = takes(line, 3)
-    for one in (out[1], out[2], out[0]):
-        line.give_back(one)
+    for request in (out[1], out[2], out[0]):
+        line.give_back(request)
     assert list(line) == came
     assert takes(line) == came
 
@@ -438,7 +440,7 @@ def test_request_in_middle_of_queue_is_removed() -> None:
     assert line.remove(came[2].id) is came[2]
     assert line.remove(came[2].id) is None
     assert came[2].id not in line
-    assert [one for one in takes(line) if one.user == "ann"] == [*came[:2], *came[3:]]
+    assert [request for request in takes(line) if request.user == "ann"] == [*came[:2], *came[3:]]
     assert bobs[0].id not in line
 
 
@@ -474,9 +476,9 @@ def test_remove_all_removes_matching_requests() -> None:
     bobs = add(line, "bob", 3)
     line.take()
     line.give_back(anns[0])
-    assert line.remove_all(lambda one: one.user == "ann") == anns
+    assert line.remove_all(lambda request: request.user == "ann") == anns
     assert list(line) == bobs
-    assert line.remove_all(lambda one: one.user == "ann") == []
+    assert line.remove_all(lambda request: request.user == "ann") == []
 
 
 def test_position_search_is_bounded() -> None:
@@ -492,14 +494,14 @@ def test_position_search_is_bounded() -> None:
 
 def test_duplicate_request_is_rejected() -> None:
     line: FairQueue[Waiting] = FairQueue()
-    [one] = add(line, "ann")
+    [request] = add(line, "ann")
     for put in (line.add, line.give_back):
         with pytest.raises(ValueError, match="already"):
-            put(one)
+            put(request)
     line.take()
-    line.give_back(one)
+    line.give_back(request)
     with pytest.raises(ValueError, match="already"):
-        line.add(one)
+        line.add(request)
 
 
 @pytest.mark.parametrize("number", [0.0, -1.0, float("nan"), float("inf")])

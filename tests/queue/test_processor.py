@@ -162,18 +162,18 @@ class Client:
     channel: Subscription | None
     store: FileStore
     dispatcher: Dispatcher
-    told: list[Response] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
 
     @property
     def statuses(self) -> list[str]:
-        return [response.status.value for response in self.told]
+        return [response.status.value for response in self.responses]
 
     async def hears(self, status: Status) -> Response:
         """Wait for the next update with that status."""
         assert self.channel is not None
         while True:
             response = frames.read(await self.channel.next())
-            self.told.append(response)
+            self.responses.append(response)
             if response.status is status:
                 return response
             assert not response.status.terminal, response
@@ -264,13 +264,13 @@ class Gate:
 
 
 def position(response: Response) -> int:
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"Your job is number (\d+) in the queue for org/name\."
         r"( Estimated start: in [a-z0-9 ]+\.)?",
         response.description,
     )
-    assert found, response
-    return int(found[1])
+    assert match, response
+    return int(match[1])
 
 
 # Several replicas
@@ -392,8 +392,8 @@ async def test_first_request_receives_every_status_in_order(tmp_path: Path) -> N
         "RUNNING",
         "COMPLETED",
     ]
-    assert all(response.id == client.request.id for response in client.told)
-    assert "nnsight 0.8" in client.told[2].description
+    assert all(response.id == client.request.id for response in client.responses)
+    assert "nnsight 0.8" in client.responses[2].description
 
 
 @pytest.mark.parametrize("polled", [False, True])
@@ -414,14 +414,14 @@ async def test_client_receives_loading_progress(tmp_path: Path, polled: bool) ->
             may_start.set()
         for number, client in enumerate((first, late), start=1):
             if polled:
-                told = await client.polls()
-                assert told["status"] == "DEPLOYING"
-                assert told["description"] == expected.format(number)
+                update = await client.polls()
+                assert update["status"] == "DEPLOYING"
+                assert update["description"] == expected.format(number)
                 continue
             await client.hears(Status.DISPATCHED)
             states = client.statuses[:-1]
             assert states == sorted(states, key=["QUEUED", "PROVISIONING", "DEPLOYING"].index)
-            assert client.told[-2].description == expected.format(number)
+            assert client.responses[-2].description == expected.format(number)
         may_start.set()
 
 
@@ -510,11 +510,11 @@ async def test_wait_is_estimated_once_run_times_are_known(tmp_path: Path) -> Non
         await gate.began.get()
         for _ in range(6):
             last = await line.join()
-        said = (await last.hears(Status.QUEUED)).description
-        found = re.search(r"Estimated start: in about (\d+) seconds\.", said)
-        assert found, said
-        # Six are ahead at a second and a half, one of which has begun.
-        assert 5 <= int(found[1]) <= 12
+        description = (await last.hears(Status.QUEUED)).description
+        match = re.search(r"Estimated start: in about (\d+) seconds\.", description)
+        assert match, description
+        # Six jobs of a second and a half are ahead; one of them has begun.
+        assert 5 <= int(match[1]) <= 12
         gate.let_end(8)
         await last.hears(Status.COMPLETED)
 
@@ -589,7 +589,7 @@ async def test_logs_and_streams_reach_client_before_final_response(tmp_path: Pat
             client = await line.join(wire=wire)
             last = await client.hears(Status.ERROR)
             assert client.statuses[-4:] == ["RUNNING", "LOG", "STREAM", "ERROR"]
-            assert client.told[-2].data == streamed
+            assert client.responses[-2].data == streamed
             assert (last.description, last.meta) == ("ZeroDivisionError", meta)
 
 
@@ -610,8 +610,8 @@ async def test_polled_job_has_current_status(
         assert (waiting["id"], waiting["status"]) == (second.request.id, "QUEUED")
         third = await line.join(polled=True)
         for expected, client in ((2, second), (3, third)):
-            told = (await client.polls())["description"]
-            assert told == f"Your job is number {expected} in the queue for org/name."
+            description = (await client.polls())["description"]
+            assert description == f"Your job is number {expected} in the queue for org/name."
         gate.let_end(3)
         await gate.began.get()
         assert (await first.polls())["status"] == "COMPLETED"
@@ -858,15 +858,17 @@ async def test_request_that_loses_every_replica_fails(tmp_path: Path) -> None:
         assert len(line.replicas) == 3
 
 
-@pytest.mark.parametrize(("attempts", "said"), [(1, "lost once"), (3, "lost 3 times")])
+@pytest.mark.parametrize(("attempts", "expected"), [(1, "lost once"), (3, "lost 3 times")])
 @on_loop
-async def test_operator_sets_number_of_attempts(tmp_path: Path, attempts: int, said: str) -> None:
+async def test_operator_sets_number_of_attempts(
+    tmp_path: Path, attempts: int, expected: str
+) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
         raise replica.lose()
 
     async with a_line(tmp_path, act, max_attempts=attempts) as line:
         client = await line.join()
-        assert said in (await client.hears(Status.ERROR)).description
+        assert expected in (await client.hears(Status.ERROR)).description
         assert line.ran == [client.request.id] * attempts
 
 
@@ -940,14 +942,14 @@ async def test_gateways_get_position_of_polled_job_from_leader(
         serving = asyncio.create_task(
             LeaderRpc(broker.client, SIGNER).serve(partial(answer_call, control))
         )
-        told = await asks.update_of(second.request.id, Status.RECEIVED)
-        assert told == line.dispatcher.update_of(second.request.id)
-        assert told is not None
-        assert told.fields["description"] == "Your job is number 2 in the queue for org/name."
+        update = await asks.update_of(second.request.id, Status.RECEIVED)
+        assert update == line.dispatcher.update_of(second.request.id)
+        assert update is not None
+        assert update.fields["description"] == "Your job is number 2 in the queue for org/name."
         assert await asks.update_of(first.request.id, Status.RUNNING) is None
-        told = await asks.update_of(first.request.id, None)  # its update has expired
-        assert told is not None
-        assert told.status is Status.RUNNING  # as that wire has it
+        update = await asks.update_of(first.request.id, None)  # its update has expired
+        assert update is not None
+        assert update.status is Status.RUNNING  # as that wire has it
         assert await asks.update_of(unknown, None) is None
         # This request was accepted, but Redis lost it before a leader claimed it.
         lost = await asks.update_of(unknown, Status.RECEIVED)
@@ -955,8 +957,8 @@ async def test_gateways_get_position_of_polled_job_from_leader(
         assert lost.status is Status.ERROR
         redis.command("flushall")
         for client, status in ((first, Status.RUNNING), (second, Status.RECEIVED)):
-            told = await asks.update_of(client.request.id, status)
-            assert told is None or told.status is Status.QUEUED, "the leader has it"
+            update = await asks.update_of(client.request.id, status)
+            assert update is None or update.status is Status.QUEUED, "the leader has it"
         gate.let_end(2)
         await ends(second)
         await end([serving])
@@ -1055,16 +1057,16 @@ async def test_request_of_departed_client_is_skipped(
     monkeypatch.setattr(queue_lifecycle, "_CHECK_S", OFTEN_S)
     gate = Gate()
     async with a_line(tmp_path, gate) as line:
-        first, gone, third = [await line.join() for _ in range(3)]
+        first, departed, third = [await line.join() for _ in range(3)]
         await gate.began.get()
-        await gone.leave()
+        await departed.leave()
         gate.let_end(3)
         await first.hears(Status.COMPLETED)
         await third.hears(Status.COMPLETED)
         assert line.ran == [first.request.id, third.request.id]
         assert all(replica.cancelled.empty() for replica in line.replicas)
-        assert not await line.broker.is_complete(gone.request), "it may be back in a moment"
-        await eventually(lambda: line.broker.is_complete(gone.request))
+        assert not await line.broker.is_complete(departed.request), "it may be back in a moment"
+        await eventually(lambda: line.broker.is_complete(departed.request))
 
 
 @on_virtual_loop
@@ -1126,24 +1128,24 @@ async def test_briefly_disconnected_client_waits_again(
         for client in (first, third, away):
             await client.hears(Status.COMPLETED)
         assert not unheard
-        assert sorted(line.ran) == sorted(each.request.id for each in (first, away, third))
+        assert sorted(line.ran) == sorted(client.request.id for client in (first, away, third))
 
 
 @on_loop
 async def test_running_job_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None:
     async def act(replica: Replica, request: Request, respond: Respond) -> Response:
-        if request.id == gone.request.id:
+        if request.id == departed.request.id:
             began.set()
             return Response(request.id, Status.ERROR, await replica.cancelled.get())
         return await complete(replica, request, respond)
 
     began = asyncio.Event()
     async with a_line(tmp_path, act) as line:
-        gone, waiting = await line.join(), await line.join()
+        departed, waiting = await line.join(), await line.join()
         await began.wait()
-        await gone.leave()
+        await departed.leave()
         await waiting.hears(Status.COMPLETED)
-        assert line.ran == [gone.request.id, waiting.request.id]
+        assert line.ran == [departed.request.id, waiting.request.id]
 
 
 @on_virtual_loop

@@ -60,7 +60,7 @@ def fussy(folder: Path, test: Callable[[Fussy], Any], *, size: int, gpus: int) -
             finally:
                 busy.cancel()
             ended = await world.until_ended(*sent)
-            assert {each.status for each in ended} == {Status.COMPLETED}
+            assert {response.status for response in ended} == {Status.COMPLETED}
             assert (await world.operations.status())["problems"] == []
 
     run(main())
@@ -75,8 +75,12 @@ async def deploy(world: World, wait: bool = True, **settings: Any) -> Any:
 
 def replica_of(world: World) -> str:
     """Return the id of the serving replica, without replicas that are ending."""
-    placed = {each.key for each in world.controller.cluster.replicas()}
-    (replica,) = (each for each in world.of(NAME) if each.serving and each.placed.key in placed)
+    placed = {placed_replica.key for placed_replica in world.controller.cluster.replicas()}
+    (replica,) = (
+        replica_host
+        for replica_host in world.of(NAME)
+        if replica_host.serving and replica_host.placed.key in placed
+    )
     return replica.placed.replica_id
 
 
@@ -86,21 +90,21 @@ def test_old_replica_serves_until_new_one_does(tmp_path: Path) -> None:
         deploying = asyncio.create_task(deploy(world, dtype="float32"))
         await elapse(LOAD_S / 2)
         assert replica_of(world) == old
-        told = await deploying
-        assert told["changes"] == [{"setting": "dtype", "before": "auto", "after": "float32"}]
-        assert [each["replica_id"] for each in told["evicted"]] == [old]
-        assert told["replicas"] == [replica_of(world)] != [old]
-        assert (told["problem"], told["is_down"], told["down_s"]) == (None, False, None)
+        answer = await deploying
+        assert answer["changes"] == [{"setting": "dtype", "before": "auto", "after": "float32"}]
+        assert [row["replica_id"] for row in answer["evicted"]] == [old]
+        assert answer["replicas"] == [replica_of(world)] != [old]
+        assert (answer["problem"], answer["is_down"], answer["down_s"]) == (None, False, None)
 
     fussy(tmp_path, test, size=60, gpus=2)
 
 
 def test_old_replica_leaves_first_if_both_do_not_fit(tmp_path: Path) -> None:
     async def test(world: Fussy) -> None:
-        told = await deploy(world, dtype="float32")
-        assert told["replicas"] == [replica_of(world)]
-        assert told["is_down"]
-        assert LOAD_S <= told["down_s"] <= LOAD_S + 5
+        answer = await deploy(world, dtype="float32")
+        assert answer["replicas"] == [replica_of(world)]
+        assert answer["is_down"]
+        assert LOAD_S <= answer["down_s"] <= LOAD_S + 5
 
     fussy(tmp_path, test, size=90, gpus=1)
 
@@ -109,10 +113,10 @@ def test_deploy_without_waiting_reports_expected_downtime(tmp_path: Path) -> Non
     async def test(world: Fussy) -> None:
         (model,) = world.controller.models
         model.load_s["0.8"] = 17.0
-        told = await deploy(world, wait=False, dtype="float32")
-        assert (told["is_down"], told["down_s"]) == (True, 17.0)
+        answer = await deploy(world, wait=False, dtype="float32")
+        assert (answer["is_down"], answer["down_s"]) == (True, 17.0)
         await elapse(LOAD_S + 5)
-        assert told["replicas"] == [replica_of(world)]
+        assert answer["replicas"] == [replica_of(world)]
 
     fussy(tmp_path, test, size=90, gpus=1)
 
@@ -130,10 +134,10 @@ def test_unusable_settings_leave_old_replica_serving(
 ) -> None:
     async def test(world: Fussy) -> None:
         old = replica_of(world)
-        told = await deploy(world, **settings)
-        assert reason in told["problem"]
-        assert told["problem"].endswith("'a/a' continues to serve with its previous settings.")
-        assert (told["replicas"], told["evicted"], told["changes"]) == ([old], [], [])
+        answer = await deploy(world, **settings)
+        assert reason in answer["problem"]
+        assert answer["problem"].endswith("'a/a' continues to serve with its previous settings.")
+        assert (answer["replicas"], answer["evicted"], answer["changes"]) == ([old], [], [])
         assert replica_of(world) == old
         (model,) = world.controller.models
         assert model.config == SERVING
@@ -157,10 +161,10 @@ def test_old_settings_are_restored_if_new_ones_cannot_be_loaded(
     size: int, gpus: int, ends: str, tmp_path: Path
 ) -> None:
     async def test(world: Fussy) -> None:
-        told = await deploy(world, dtype="float8", replicas=1, dedicated=True)
-        assert "it is broken" in told["problem"]
-        assert told["problem"].endswith(ends)
-        assert (told["replicas"], told["changes"]) == ([], [])
+        answer = await deploy(world, dtype="float8", replicas=1, dedicated=True)
+        assert "it is broken" in answer["problem"]
+        assert answer["problem"].endswith(ends)
+        assert (answer["replicas"], answer["changes"]) == ([], [])
         (model,) = world.controller.models
         assert model.config == SERVING
         assert world.levels(NAME) == ["HOT"]
@@ -192,7 +196,7 @@ def test_deployments_of_one_model_run_sequentially(tmp_path: Path) -> None:
             deploying.append(asyncio.create_task(deploy(world, dtype=dtype)))
             await elapse(3)  # it is checked, and the first of them loads
         answers = await asyncio.gather(*deploying)
-        assert [each["problem"] for each in answers] == [None] * 3
+        assert [answer["problem"] for answer in answers] == [None] * 3
         (model,) = world.controller.models
         assert model.config.dtype == "bfloat16"
         assert answers[2]["replicas"] == [replica_of(world)]
@@ -206,8 +210,8 @@ def test_sync_evicts_no_model_if_deployment_fails(tmp_path: Path) -> None:
             other = DeploymentConfig("a/b", "a/b")
             await world.operations.deploy([SERVING, other], None, wait=True, sync=False)
             wrong = replace(SERVING, dtype="float33")
-            (told,) = await world.operations.deploy([wrong], None, wait=True, sync=True)
-            assert "float33" in told["problem"]
+            (answer,) = await world.operations.deploy([wrong], None, wait=True, sync=True)
+            assert "float33" in answer["problem"]
             assert world.levels("a/b") == ["HOT"]
 
     run(main())
@@ -223,12 +227,12 @@ def test_unspecified_settings_are_kept(tmp_path: Path) -> None:
             assert sorted(again["replicas"]) == sorted(first["replicas"])
             (model,) = world.controller.models
             assert (model.config.dedicated, model.config.replicas) == (True, 2)
-            told = await deploy(world, dedicated=False, replicas=1)
-            assert told["changes"] == [
+            answer = await deploy(world, dedicated=False, replicas=1)
+            assert answer["changes"] == [
                 {"setting": "replicas", "before": 2, "after": 1},
                 {"setting": "dedicated", "before": True, "after": False},
             ]
-            assert len(told["replicas"]) == 1
+            assert len(answer["replicas"]) == 1
             with pytest.raises(OperationError, match="max_replicas is 3, but replicas"):
                 await deploy(world, replicas=4)
 
@@ -241,8 +245,8 @@ def test_sync_resets_unspecified_settings_to_defaults(tmp_path: Path) -> None:
             await deploy(world, dedicated=True, replicas=2)
             fields = {"deployments": [NAME], "wait": True, "sync": True}
             answer = await parse_operation(Deploy, fields).perform(world.operations)
-            (told,) = to_plain(answer)["models"]
-            assert [each["setting"] for each in told["changes"]] == ["replicas", "dedicated"]
+            (planned,) = to_plain(answer)["models"]
+            assert [change["setting"] for change in planned["changes"]] == ["replicas", "dedicated"]
 
     run(main())
 
@@ -252,8 +256,8 @@ def test_deploying_unknown_repository_leaves_no_model(dedicated: bool, tmp_path:
     async def main() -> None:
         async with World(tmp_path, {}) as world:
             world.keep_up()
-            told = await deploy(world, dedicated=dedicated)
-            assert "there is no such repository" in told["problem"]
+            answer = await deploy(world, dedicated=dedicated)
+            assert "there is no such repository" in answer["problem"]
             await elapse(90)
             status = await world.operations.status()
             assert (status["problems"], status["models"]) == ([], [])
@@ -270,7 +274,7 @@ def test_every_key_can_use_deployed_model_while_it_loads(tmp_path: Path) -> None
             await deploying
             late = await world.send(NAME, hotswapping=False)
             ended = await world.until_ended(early, late)
-            assert {each.status for each in ended} == {Status.COMPLETED}
+            assert {response.status for response in ended} == {Status.COMPLETED}
             other = await world.send(NAME, hotswapping=False, generation="0.7")
             (refused,) = await world.until_ended(other)
             await world.operations.evict(NAME, None, cold=False)

@@ -135,7 +135,7 @@ def simulated(draw: Draw, replicas: int, load: float, count: int = 1000) -> list
     free = [0.0] * replicas
     jobs: list[tuple[float, float]] = []  # start and end, in the order of arrival
     ended: list[tuple[float, float]] = []
-    told, now, first_waiting = [], 0.0, 0
+    waits, now, first_waiting = [], 0.0, 0
     for _ in range(count):
         now += dice.expovariate(load * replicas / mean)
         while ended and ended[0][0] <= now:
@@ -150,18 +150,18 @@ def simulated(draw: Draw, replicas: int, load: float, count: int = 1000) -> list
         wait = times.wait_s(len(jobs) - first_waiting + 1, replicas, running, now)
         if len(jobs) > 300 and start > now:
             assert wait is not None
-            told.append(Told(wait, start - now))
+            waits.append(Told(wait, start - now))
         jobs.append((start, start + ran))
-    return told
+    return waits
 
 
 @pytest.mark.parametrize("load", [0.7, 0.95, 1.3])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_estimated_waits_match_simulated_queue(kind: str, replicas: int, load: float) -> None:
-    told = simulated(DISTRIBUTIONS[kind], replicas, load)
-    assert len(told) > 100
-    ratios = [one.real / max(one.wait, 1e-9) for one in told]
+    waits = simulated(DISTRIBUTIONS[kind], replicas, load)
+    assert len(waits) > 100
+    ratios = [wait.real / max(wait.wait, 1e-9) for wait in waits]
     assert 0.67 <= statistics.median(ratios) <= 1.5
 
 
@@ -177,18 +177,18 @@ def test_estimated_waits_match_queue_of_different_users() -> None:
         times.measured(user, runs_s[user](dice))
     line: FairQueue[Waiting] = FairQueue()
     for number, user in enumerate(["ann"] * 30 + ["bob"] * 600):
-        one = Waiting(f"{number}", user, float(number))
-        line.add(replace(one, cost=times.expected(one.user)))
-    told, ahead_s = [], 0.0
-    for one, place in line.positions():
-        told.append(times.wait_s(place, 2, [0.0, 0.0], 0.0, ahead_s))
-        ahead_s += times.expected(one.user)
+        waiting = Waiting(f"{number}", user, float(number))
+        line.add(replace(waiting, cost=times.expected(waiting.user)))
+    waits, ahead_s = [], 0.0
+    for waiting, place in line.positions():
+        waits.append(times.wait_s(place, 2, [0.0, 0.0], 0.0, ahead_s))
+        ahead_s += times.expected(waiting.user)
     real, free = [], [runs_s["bob"](dice), runs_s["ann"](dice)]
-    for one, _ in line.positions():
+    for waiting, _ in line.positions():
         start = min(free)
-        free[free.index(start)] += runs_s[one.user](dice)
+        free[free.index(start)] += runs_s[waiting.user](dice)
         real.append(start)
-    ratios = [after / before for after, before in zip(real, told, strict=True) if before]
+    ratios = [after / before for after, before in zip(real, waits, strict=True) if before]
     assert 0.67 <= statistics.median(ratios) <= 1.5
     assert statistics.fmean(0.33 <= ratio <= 3 for ratio in ratios) > 0.9
 
@@ -237,7 +237,7 @@ def test_wait_is_described_in_words(seconds: float, words: str) -> None:
 UNITS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
-def seconds_said(words: str) -> float:
+def seconds_in(words: str) -> float:
     number, unit = re.fullmatch(r"(?:about|more than) (\d+|an?) (\w+?)s?", words).groups()  # type: ignore[union-attr]
     return (int(number) if number.isdigit() else 1) * UNITS_S[unit]
 
@@ -245,9 +245,9 @@ def seconds_said(words: str) -> float:
 @given(st.floats(3, 1e6))
 def test_description_of_wait_is_accurate(seconds: float) -> None:
     words = describe_wait(seconds)
-    said = seconds_said(words)
+    estimated_s = seconds_in(words)
     if words.startswith("about"):
-        assert seconds == pytest.approx(said, rel=0.35)
+        assert seconds == pytest.approx(estimated_s, rel=0.35)
     else:
-        assert said <= seconds
-        assert said * 2 > seconds or said == 86400
+        assert estimated_s <= seconds
+        assert estimated_s * 2 > seconds or estimated_s == 86400

@@ -47,7 +47,7 @@ async def sharing(
 
     class Sharing(Replica):
         async def pass_of(self, requests: Sequence[Request]) -> list[Response | None]:
-            passes.began.put_nowait([each.id for each in requests])
+            passes.began.put_nowait([member.id for member in requests])
             ending = asyncio.ensure_future(passes.may_end.wait())
             cancelling = asyncio.ensure_future(self.cancelled.get())
             await asyncio.wait({ending, cancelling}, return_when=asyncio.FIRST_COMPLETED)
@@ -56,7 +56,7 @@ async def sharing(
             cancelling.cancel()
             if passes.error is not None:
                 raise passes.error
-            return [passes.answer(each) for each in requests]
+            return [passes.answer(member) for member in requests]
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
@@ -78,11 +78,11 @@ async def test_waiting_requests_share_pass(tmp_path: Path) -> None:
     async with sharing(tmp_path, passes, gate) as (line, busy):
         clients = [await line.join(user, trusted=True) for user in "abcdef"]
         gate.let_end()
-        assert await passes.began.get() == [each.request.id for each in clients[:_MOST]]
+        assert await passes.began.get() == [client.request.id for client in clients[:_MOST]]
         assert len(line.processor.replicas.runs) == _MOST
         passes.may_end.set()
-        assert await passes.began.get() == [each.request.id for each in clients[_MOST:]]
-        assert [await ends(each) for each in clients] == ["With others."] * 6
+        assert await passes.began.get() == [client.request.id for client in clients[_MOST:]]
+        assert [await ends(client) for client in clients] == ["With others."] * 6
         assert await ends(busy) == "Done."
         assert line.ran == [busy.request.id]
         # DISPATCHED is told once.
@@ -113,12 +113,12 @@ async def test_shared_pass_keeps_queue_order(tmp_path: Path) -> None:
             await line.join("e", trusted=True, env={"attn_implementation": "eager"}),
         ]
         gate.let_end(4)
-        assert [await ends(each) for each in clients] == [
+        assert [await ends(client) for client in clients] == [
             *["With others."] * 2,
             *["Done."] * 3,
         ]
-        assert await passes.began.get() == [each.request.id for each in clients[:2]]
-        assert line.ran[1:] == [each.request.id for each in clients[2:]]
+        assert await passes.began.get() == [client.request.id for client in clients[:2]]
+        assert line.ran[1:] == [client.request.id for client in clients[2:]]
 
 
 @on_virtual_loop
@@ -126,8 +126,8 @@ async def test_request_unanswered_by_pass_is_rerun_individually(tmp_path: Path) 
     gate = Gate()
     async with sharing(tmp_path, passes := Passes(), gate) as (line, _):
         clients = [await line.join(user, trusted=True) for user in "abc"]
-        first, second, third = (each.request.id for each in clients)
-        passes.answer = lambda each: with_others(each) if each.id == second else None
+        first, second, third = (client.request.id for client in clients)
+        passes.answer = lambda member: with_others(member) if member.id == second else None
         passes.may_end.set()
         gate.let_end()
         assert await ends(clients[1]) == "With others."
@@ -135,7 +135,7 @@ async def test_request_unanswered_by_pass_is_rerun_individually(tmp_path: Path) 
         await elapse(1)
         assert gate.began.empty()  # one after the other
         gate.let_end(2)
-        assert [await ends(each) for each in (clients[0], clients[2])] == ["Done."] * 2
+        assert [await ends(client) for client in (clients[0], clients[2])] == ["Done."] * 2
         assert sorted(line.ran[1:]) == sorted([first, third])
         assert clients[0].statuses == ["QUEUED", *["DISPATCHED"] * 2, "RUNNING", "COMPLETED"]
 
@@ -147,7 +147,7 @@ async def test_error_of_pass_fails_no_job(tmp_path: Path) -> None:
     async with sharing(tmp_path, passes, gate) as (line, _):
         clients = [await line.join(user, trusted=True) for user in "ab"]
         gate.let_end(3)
-        assert [await ends(each) for each in clients] == ["Done."] * 2
+        assert [await ends(client) for client in clients] == ["Done."] * 2
 
 
 @on_loop
@@ -206,7 +206,8 @@ async def test_request_cancelled_before_individual_rerun_does_not_run(tmp_path: 
     passes.may_end.set()
     async with sharing(tmp_path, passes, gate) as (line, _):
         clients = {
-            each.request.id: each for each in [await line.join(u, trusted=True) for u in "abc"]
+            client.request.id: client
+            for client in [await line.join(u, trusted=True) for u in "abc"]
         }
         gate.let_end()
         running = (await gate.began.get()).id
@@ -231,7 +232,7 @@ async def test_replica_lost_during_pass_does_not_count_as_attempt(tmp_path: Path
         passes.may_end.set()
         gate.let_end(2)
         # Each request runs alone on another replica, as a first attempt.
-        assert [await ends(each) for each in clients] == ["Done."] * 2
+        assert [await ends(client) for client in clients] == ["Done."] * 2
         assert passes.began.empty()
         assert len(line.replicas) == 2
 
@@ -248,9 +249,9 @@ async def test_request_unanswered_by_pass_is_rerun_on_any_replica(tmp_path: Path
         first = (await gate.began.get()).id
         gate.let_end()  # the other replica's
         second = (await gate.began.get()).id
-        assert {first, second} == {each.request.id for each in clients}
+        assert {first, second} == {client.request.id for client in clients}
         gate.let_end(2)
-        assert [await ends(each) for each in (*clients, other)] == ["Done."] * 3
+        assert [await ends(client) for client in (*clients, other)] == ["Done."] * 3
 
 
 @on_loop
@@ -264,8 +265,8 @@ async def test_shared_replica_counts_as_one_busy_replica(tmp_path: Path) -> None
         assert line.processor.take_load_sample().running == 1
         assert len(line.processor.replicas.runs) == 4
         passes.may_end.set()
-        for each in clients:
-            await ends(each)
+        for client in clients:
+            await ends(client)
 
 
 @on_virtual_loop
@@ -285,8 +286,8 @@ async def test_each_request_is_charged_its_share_of_pass(tmp_path: Path) -> None
         await passes.began.get()
         await elapse(2)
         passes.may_end.set()
-        for each in clients:
-            await ends(each)
+        for client in clients:
+            await ends(client)
         assert settled[-4:] == pytest.approx([2 / 4] * 4)
 
 

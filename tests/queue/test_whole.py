@@ -89,13 +89,13 @@ class Memory:
         self._capacity = capacity
         self.used: dict[Any, int] = dict.fromkeys(capacity, 0)
 
-    def take(self, what: Mapping[Any, int]) -> None:
-        for place, size in what.items():
+    def take(self, amounts: Mapping[Any, int]) -> None:
+        for place, size in amounts.items():
             self.used[place] += size
             assert self.used[place] <= self._capacity[place], f"too much on {place}"
 
-    def give_back(self, what: Mapping[Any, int]) -> None:
-        for place, size in what.items():
+    def give_back(self, amounts: Mapping[Any, int]) -> None:
+        for place, size in amounts.items():
             self.used[place] -= size
             assert self.used[place] >= 0
 
@@ -132,12 +132,12 @@ class OperationCalls(ControlPlane):
             return False
 
     async def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = to_plain(await GetStatus().perform(self))
-        return found
+        document: dict[str, Any] = to_plain(await GetStatus().perform(self))
+        return document
 
     async def queue(self) -> dict[str, Any]:
-        found: dict[str, Any] = to_plain(await GetQueue().perform(self))
-        return found
+        document: dict[str, Any] = to_plain(await GetQueue().perform(self))
+        return document
 
     async def export(self) -> Any:
         return (await Export().perform(self)).deployments
@@ -158,9 +158,9 @@ class Actor:
         self._held: dict[Any, int] = {}
         self._running: asyncio.Future[Exception | str | None] | None = None
 
-    def _hold(self, what: Mapping[Any, int]) -> None:
+    def _hold(self, amounts: Mapping[Any, int]) -> None:
         self._memory.give_back(self._held)
-        self._held = dict(what)
+        self._held = dict(amounts)
         self._memory.take(self._held)
 
     async def start(self, progress: Progress) -> None:
@@ -226,8 +226,8 @@ async def expand_here(content: bytes, zone: str, since: datetime, until: datetim
 
 def listed(world: World) -> dict[str, Any]:
     """The models in the answer of `GET /status`."""
-    found = to_plain(client_status(world.controller, world.reconciler.coming()))
-    deployments: dict[str, Any] = found["deployments"]
+    document = to_plain(client_status(world.controller, world.reconciler.coming()))
+    deployments: dict[str, Any] = document["deployments"]
     return deployments
 
 
@@ -369,9 +369,9 @@ class World:
         self, model: str, run_s: float = 1.0, user: str = "", *, polled: bool = False, **more: Any
     ) -> str:
         key = DeploymentConfig(model, model, more.pop("revision", None)).key
-        known = self.controller.models.find(key)
+        variant = self.controller.models.find(key)
         request = Request(
-            known.key if known else key,
+            variant.key if variant else key,
             more.pop("generation", "0.8"),
             Wire.ENVELOPE,
             str(run_s).encode(),
@@ -387,10 +387,10 @@ class World:
         return request.id
 
     async def until_ended(self, *ids: str) -> list[Response]:
-        while not all(one in self.ended for one in ids):
+        while not all(request_id in self.ended for request_id in ids):
             self._ended.clear()
             await self._ended.wait()
-        return [self.ended[one] for one in ids]
+        return [self.ended[request_id] for request_id in ids]
 
     def of(self, model: str) -> list[Replica]:
         return [h for h in self.controller.replicas() if h.model.config.repo_id == model]
@@ -404,9 +404,9 @@ def read_files_at_once() -> None:
     loop = asyncio.get_running_loop()
 
     def at_once(executor: None, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        done = loop.create_future()
-        done.set_result(function())
-        return done
+        future = loop.create_future()
+        future.set_result(function())
+        return future
 
     loop.run_in_executor = at_once  # type: ignore[method-assign, assignment]
 
@@ -464,8 +464,8 @@ def test_evicted_job_is_rerun_and_eviction_does_not_count_as_attempt(tmp_path: P
             ids = [await world.send("a/a", 100.0) for _ in range(2)]
             await elapse(LOAD_S + 10)
             first, second = world.of("a/a")
-            for gone in (first, second):
-                await world.operations.evict("a/a", gone.placed.replica_id, cold=True)
+            for host in (first, second):
+                await world.operations.evict("a/a", host.placed.replica_id, cold=True)
                 await elapse(60)  # longer than it may go on
             responses = await world.until_ended(*ids)
             assert {response.status for response in responses} == {Status.COMPLETED}
@@ -478,12 +478,12 @@ def test_eviction_fails_waiting_jobs_and_lets_running_job_finish(tmp_path: Path)
         async with World(tmp_path, {"a/a": 40}) as world:
             running, waiting = [await world.send("a/a", 10.0) for _ in range(2)]
             await elapse(LOAD_S + 5)
-            gone = await world.operations.evict("A/A", None, cold=False)
-            assert len(gone) == 1
-            (told,) = await world.until_ended(waiting)
-            assert "taken 'a/a' off the server" in told.description
-            (done,) = await world.until_ended(running)
-            assert done.status is Status.COMPLETED
+            evicted = await world.operations.evict("A/A", None, cold=False)
+            assert len(evicted) == 1
+            (response,) = await world.until_ended(waiting)
+            assert "taken 'a/a' off the server" in response.description
+            (completed,) = await world.until_ended(running)
+            assert completed.status is Status.COMPLETED
             await elapse(5)
             assert world.levels("a/a") == ["WARM"]
             with pytest.raises(OperationError, match="no model 'a/zzz'"):
@@ -514,13 +514,13 @@ def test_memory_of_lost_replica_is_reused_only_after_its_process_ended(
             await elapse(LOAD_S + 5)
             next(iter(world.actors.values())).die()
             await asyncio.sleep(0)
-            (told,) = await world.operations.deploy(
+            (answer,) = await world.operations.deploy(
                 [DeploymentConfig("a/b", "a/b", dedicated=True, device="cuda")],
                 None,
                 wait=True,
                 sync=False,
             )
-            assert told["problem"] is None, told
+            assert answer["problem"] is None, answer
             (response,) = await world.until_ended(*ids)  # on the CPU, then
             assert response.status is Status.COMPLETED, response
 
@@ -604,11 +604,11 @@ def test_model_evicted_during_measurement_is_not_loaded(tmp_path: Path) -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             waiting = await world.send("a/a")
             await elapse(0.5)
-            (gone,) = await world.operations.evict("a/a", None, cold=False)
-            assert gone["replica_id"] is None
-            assert "a/a" in gone["model_key"]
-            (told,) = await world.until_ended(waiting)
-            assert "taken 'a/a' off the server" in told.description
+            (evicted,) = await world.operations.evict("a/a", None, cold=False)
+            assert evicted["replica_id"] is None
+            assert "a/a" in evicted["model_key"]
+            (evicted_response,) = await world.until_ended(waiting)
+            assert "taken 'a/a' off the server" in evicted_response.description
             await elapse(60)
             assert world.actors == {}
             assert (await world.operations.status())["problems"] == []
@@ -628,8 +628,8 @@ def test_model_scaled_to_zero_during_measurement_is_not_loaded(tmp_path: Path) -
             )
             await elapse(0.5)
             await world.operations.scale("a/a", 0, None)
-            (told,) = await coming
-            assert told["replicas"] == []
+            (answer,) = await coming
+            assert answer["replicas"] == []
             await elapse(60)
             assert world.actors == {}
 
@@ -659,9 +659,9 @@ def test_deploy_reports_problem_if_fewer_replicas_fit(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 60}) as world:
             four = DeploymentConfig("a/a", "a/a", replicas=4)
-            (told,) = await world.operations.deploy([four], None, wait=True, sync=False)
-            assert len(told["replicas"]) == 3
-            assert "a/a" in told["problem"]
+            (answer,) = await world.operations.deploy([four], None, wait=True, sync=False)
+            assert len(answer["replicas"]) == 3
+            assert "a/a" in answer["problem"]
 
     run(main())
 
@@ -673,8 +673,8 @@ def test_request_sent_after_eviction_is_served(tmp_path: Path) -> None:
             await elapse(0.5)
             await world.operations.evict("a/a", None, cold=False)
             second = await world.send("a/a")
-            told, served = await world.until_ended(first, second)
-            assert told.status is Status.ERROR
+            failed, served = await world.until_ended(first, second)
+            assert failed.status is Status.ERROR
             assert served.status is Status.COMPLETED, served
             assert len(world.actors) == 1
 
@@ -691,9 +691,9 @@ def test_evicted_model_that_waited_for_room_evicts_no_other(
             second = await world.send("a/b")
             await elapse(5)
             assert len(await world.operations.evict("a/b", None, cold=False)) == 1
-            served, told = await world.until_ended(first, second)
+            served, failed = await world.until_ended(first, second)
             assert served.status is Status.COMPLETED
-            assert told.status is Status.ERROR
+            assert failed.status is Status.ERROR
             await elapse(60)
             assert world.levels("a/a") == ["HOT"]
             assert world.of("a/b") == []
@@ -710,9 +710,9 @@ def test_deploy_reports_concurrent_eviction(tmp_path: Path) -> None:
             )
             await elapse(0.5)
             assert len(await world.operations.evict("a/a", None, cold=False)) == 1
-            (told,) = await deploying
-            assert told["replicas"] == []
-            assert "evicted it" in told["problem"]
+            (answer,) = await deploying
+            assert answer["replicas"] == []
+            assert "evicted it" in answer["problem"]
             assert world.actors == {}
 
     run(main())
@@ -738,8 +738,8 @@ def test_sync_evicts_models_that_are_not_named(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 20, "a/b": 20, "a/c": 20}) as world:
             configs = [DeploymentConfig(name, name) for name in ("a/a", "a/b")]
-            told = await world.operations.deploy(configs, None, wait=True, sync=False)
-            assert [one["problem"] for one in told] == [None, None]
+            answers = await world.operations.deploy(configs, None, wait=True, sync=False)
+            assert [answer["problem"] for answer in answers] == [None, None]
             configs = [DeploymentConfig(name, name) for name in ("a/b", "a/c")]
             await world.operations.deploy(configs, None, wait=True, sync=True)
             await elapse(5)
@@ -790,7 +790,7 @@ def test_problem_of_one_generation_is_reported_only_for_it(tmp_path: Path) -> No
             assert older.status is Status.ERROR
             assert newer.status is Status.COMPLETED
             status = await world.operations.status()
-            problems = {each["generation"]: each["problem"] for each in status["models"]}
+            problems = {row["generation"]: row["problem"] for row in status["models"]}
             assert problems == {"0.8": None, "0.7": older.description}
             assert status["problems"] == [older.description]
             (entry,) = listed(world).values()
@@ -844,10 +844,10 @@ def test_calendar_dedicates_model_during_its_window(tmp_path: Path) -> None:
                 # The status lists the next window, too.
                 coming = (await world.operations.status())["schedule"]["windows"]
                 assert len(coming) == left
-                assert all(each["start"] > world.now().isoformat() for each in coming)
+                assert all(window["start"] > world.now().isoformat() for window in coming)
                 noted = [
-                    (each.kind, each.subject, each.by)
-                    for each in reversed(world.reconciler.events.latest())
+                    (event.kind, event.subject, event.by)
+                    for event in reversed(world.reconciler.events.latest())
                 ]
                 assert noted[-2:] == [
                     ("booking begun", "a/a", "calendar"),
@@ -914,8 +914,8 @@ def test_booked_model_is_downloaded_early_and_evicts_only_at_its_start(
                 ("a/slow", "0.8", "here", "08:05"),
                 ("a/a", "0.8", "here", "08:10"),  # ten minutes after it failed
             ]
-            fetched = [each for each in reconciler.events.latest() if each.kind == "fetched"]
-            assert [(each.subject, each.text) for each in fetched] == [
+            fetched = [event for event in reconciler.events.latest() if event.kind == "fetched"]
+            assert [(event.subject, event.text) for event in fetched] == [
                 ("a/a", "Its files are on here for its booking at 2026-03-03 09:00 UTC.")
             ]
             assert cancelled == []
@@ -961,17 +961,17 @@ def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) 
             broken=frozenset(["a/broken"]),
         ) as world:
 
-            def told() -> dict[str, dict[str, Any]]:
-                found = listed(world)
-                assert json.loads(json.dumps(found)) == found
-                for entry in found.values():
-                    # What 0.6 and 0.7 read without a default.
+            def status_by_name() -> dict[str, dict[str, Any]]:
+                documents = listed(world)
+                assert json.loads(json.dumps(documents)) == documents
+                for entry in documents.values():
+                    # 0.6 and 0.7 read these fields without a default.
                     assert {"deployment_level", "model_key", "repo_id", "revision"} <= entry.keys()
                     assert "dedicated" in entry or "schedule" in entry
-                return {entry["repo_id"]: entry for entry in found.values()}
+                return {entry["repo_id"]: entry for entry in documents.values()}
 
             def words(name: str) -> tuple[str, str, str]:
-                entry = told()[name]
+                entry = status_by_name()[name]
                 return entry["deployment_level"], entry["application_state"], entry["state"]
 
             world.keep_up()
@@ -979,7 +979,7 @@ def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) 
             assert words("a/running") == ("HOT", "DEPLOYING", "DEPLOYING")
             await elapse(5)  # they load
             assert words("a/running") == ("HOT", "DEPLOYING", "DEPLOYING")
-            assert told()["a/running"]["replicas"] == {"0.8": 0}
+            assert status_by_name()["a/running"]["replicas"] == {"0.8": 0}
             for config in evicted:
                 await world.operations.deploy([config], None, wait=True, sync=False)
             await world.operations.evict("a/warm", None, cold=False)
@@ -994,19 +994,19 @@ def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) 
             assert words("a/evicted") == ("COLD", "NOT DEPLOYED", "NOT DEPLOYED")
             assert words("a/scheduled") == ("COLD", "NOT DEPLOYED", "NOT DEPLOYED")
             assert words("a/broken") == ("HOT", "DOWN", "UNHEALTHY")
-            found = told()
+            documents = status_by_name()
             # A request for an unknown model does not add it to the status.
-            assert found.keys() == {*names, "a/scheduled"}
-            assert found["a/running"]["dedicated"] is True
-            assert found["a/warm"]["dedicated"] is found["a/asked"]["dedicated"] is False
-            assert "dedicated" not in found["a/scheduled"]
-            assert found["a/scheduled"]["schedule"] == [
+            assert documents.keys() == {*names, "a/scheduled"}
+            assert documents["a/running"]["dedicated"] is True
+            assert documents["a/warm"]["dedicated"] is documents["a/asked"]["dedicated"] is False
+            assert "dedicated" not in documents["a/scheduled"]
+            assert documents["a/scheduled"]["schedule"] == [
                 {"start": "2026-03-03T09:00:00+00:00", "end": "2026-03-03T10:00:00+00:00"}
             ]
-            assert "schedule" not in found["a/running"]
-            assert found["a/running"]["nodes"] == found["a/warm"]["nodes"] == ["here"]
-            assert found["a/evicted"]["nodes"] == found["a/scheduled"]["nodes"] == []
-            assert found["a/running"]["parameters"] == 7
+            assert "schedule" not in documents["a/running"]
+            assert documents["a/running"]["nodes"] == documents["a/warm"]["nodes"] == ["here"]
+            assert documents["a/evicted"]["nodes"] == documents["a/scheduled"]["nodes"] == []
+            assert documents["a/running"]["parameters"] == 7
             # Clients of 0.8 count entries.
             every = listed(world).values()
             entries = [entry["repo_id"] for entry in every]
@@ -1018,8 +1018,8 @@ def test_status_lists_every_model_in_form_that_all_clients_read(tmp_path: Path) 
             now = datetime(2026, 3, 3, 9, 30, tzinfo=timezone.utc)
             await elapse((now - world.now()).total_seconds())
             assert words("a/scheduled") == ("HOT", "RUNNING", "RUNNING")
-            assert "schedule" in told()["a/scheduled"]
-            assert "dedicated" not in told()["a/scheduled"]
+            assert "schedule" in status_by_name()["a/scheduled"]
+            assert "dedicated" not in status_by_name()["a/scheduled"]
 
     run(main())
 
@@ -1031,7 +1031,7 @@ def test_replicas_are_added_under_load_and_removed_when_idle(tmp_path: Path) -> 
             world.keep_up()
             ids = [await world.send("a/a", 20.0, user=str(i % 4)) for i in range(60)]
             most = 0
-            while not all(one in world.ended for one in ids):
+            while not all(request_id in world.ended for request_id in ids):
                 await elapse(5)
                 most = max(most, world.levels("a/a").count("HOT"))
             assert most == 3
@@ -1053,7 +1053,7 @@ def test_busy_dedicated_model_does_not_evict_protected_replicas(tmp_path: Path) 
             await world.until_ended(await world.send("a/b"))
             ids = [await world.send("a/a", 20.0, user=str(i % 4)) for i in range(60)]
             most = 0
-            while not all(one in world.ended for one in ids):
+            while not all(request_id in world.ended for request_id in ids):
                 await elapse(5)
                 assert world.levels("a/b") == ["HOT"]
                 hot = [h.placed for h in world.of("a/a") if not h.placed.on_cpu]
@@ -1117,9 +1117,12 @@ def test_request_of_another_generation_does_not_dedicate_replica(tmp_path: Path)
             await world.operations.evict("a/a", older.replica_id, cold=True)
             await elapse(1000)
             assert [h.placed.dedicated for h in world.of("a/a")] == [True, True]
-            assert len(world.dispatcher.processors) == 2  # that of a/b is one
-            found = from_value(await world.operations.export(), "it")
-            assert [(one.repo_id, one.replicas) for one in found] == [("a/a", 2), ("a/b", 1)]
+            assert len(world.dispatcher.processors) == 2  # a/b has one, too
+            configs = from_value(await world.operations.export(), "it")
+            assert [(config.repo_id, config.replicas) for config in configs] == [
+                ("a/a", 2),
+                ("a/b", 1),
+            ]
 
     run(main())
 
@@ -1138,9 +1141,9 @@ def test_evict_all_spares_scheduled_models(tmp_path: Path) -> None:
             booked.scheduled = configs[1]
             answer = await Evict(all=True).perform(world.operations)
             assert answer.scheduled == ("a/b",)
-            assert [Variant.parse(each.model_key).model.repo_id for each in answer.evicted] == [
-                "a/a"
-            ]
+            assert [
+                Variant.parse(replica.model_key).model.repo_id for replica in answer.evicted
+            ] == ["a/a"]
             for wrong in (Evict(), Evict(model="a/a", all=True), Evict(all=True, replica="r")):
                 with pytest.raises(OperationError, match="Name either one model"):
                     await wrong.perform(world.operations)
@@ -1185,13 +1188,13 @@ def test_scale_applies_to_generation_that_operator_deployed(tmp_path: Path) -> N
         async with World(tmp_path, {"a/a": 20}, gpus=2) as world:
             await world.operations.deploy([config], "0.7", wait=True, sync=False)
             await world.until_ended(await world.send("a/a"))
-            (told,) = await world.operations.scale("a/a", 2, None)
-            assert told["generation"] == "0.7"
+            (answer,) = await world.operations.scale("a/a", 2, None)
+            assert answer["generation"] == "0.7"
             # Scaling down a generation that a user loaded does not change the deployment.
             await world.operations.scale("a/a", 0, "0.8")
-            (found,) = from_value(await world.operations.export(), "it")
-            assert (found.replicas, found.dedicated) == (2, True)
-            assert found.generations == ("0.7",)
+            (exported,) = from_value(await world.operations.export(), "it")
+            assert (exported.replicas, exported.dedicated) == (2, True)
+            assert exported.generations == ("0.7",)
 
     run(main())
 
@@ -1200,14 +1203,14 @@ def test_model_is_deployed_and_exported_with_several_generations(tmp_path: Path)
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a", dedicated=True, generations=("0.7", "0.8"))
         async with World(tmp_path, {"a/a": 20}, gpus=2) as world:
-            told = await world.operations.deploy([config], None, wait=True, sync=False)
-            assert [one["generation"] for one in told] == ["0.7", "0.8"]
+            answers = await world.operations.deploy([config], None, wait=True, sync=False)
+            assert [answer["generation"] for answer in answers] == ["0.7", "0.8"]
             assert world.levels("a/a") == ["HOT", "HOT"]
             exported = from_value(await world.operations.export(), "it")
             assert exported == (config,)
             await world.operations.scale("a/a", 0, "0.8")
-            (found,) = from_value(await world.operations.export(), "it")
-            assert found.generations == ("0.7",)
+            (exported_config,) = from_value(await world.operations.export(), "it")
+            assert exported_config.generations == ("0.7",)
 
     run(main())
 
@@ -1219,8 +1222,8 @@ def test_one_generation_of_model_is_evicted(tmp_path: Path) -> None:
             world.keep_up()
             await world.operations.deploy([config], None, wait=True, sync=False)
             evict = Evict(model="a/a", generation="0.7", cold=True)
-            (gone,) = (await evict.perform(world.operations)).evicted
-            assert gone.model_key.endswith("@0.7")
+            (evicted,) = (await evict.perform(world.operations)).evicted
+            assert evicted.model_key.endswith("@0.7")
             await elapse(90)  # nothing has it come back
             (left,) = world.of("a/a")
             assert (left.generation, left.serving) == ("0.8", True)
@@ -1242,8 +1245,8 @@ def test_dedicated_model_is_loaded_for_each_of_its_generations(tmp_path: Path) -
         async with World(tmp_path, {"a/a": 20}, configs=(config,), gpus=2) as world:
             world.keep_up()
             await elapse(60)
-            found = {Variant.parse(h.placed.model_key).generation for h in world.of("a/a")}
-            assert found == {"0.7", "0.8"}
+            generations = {Variant.parse(h.placed.model_key).generation for h in world.of("a/a")}
+            assert generations == {"0.7", "0.8"}
 
     run(main())
 
@@ -1259,11 +1262,11 @@ def test_max_replicas_of_model_overrides_autoscaling_limit(
             world.keep_up()
             for i in range(200):
                 await world.send("a/a", 30.0, user=str(i))
-            there = 0
+            largest = 0
             for _ in range(100):
                 await elapse(10)
-                there = max(there, len(world.of("a/a")))
-            assert there == most
+                largest = max(largest, len(world.of("a/a")))
+            assert largest == most
 
     run(main())
 
@@ -1274,8 +1277,8 @@ def test_export_of_model_scaled_beyond_max_replicas_is_valid(tmp_path: Path) -> 
         async with World(tmp_path, {"a/a": 20}, gpus=3) as world:
             await world.operations.deploy([config], None, wait=True, sync=False)
             await world.operations.scale("a/a", 3, None)
-            (found,) = from_value(await world.operations.export(), "it")
-            assert (found.replicas, found.max_replicas) == (3, 3)
+            (exported,) = from_value(await world.operations.export(), "it")
+            assert (exported.replicas, exported.max_replicas) == (3, 3)
 
     run(main())
 
@@ -1355,7 +1358,7 @@ def test_job_cannot_be_killed_while_its_result_is_stored(tmp_path: Path) -> None
             assert line["running"][0]["request_id"] == job
             assert not await world.operations.kill(job)
             await elapse(10)
-            assert [told["status"] for told in store.stored][-1] == "COMPLETED"
+            assert [update["status"] for update in store.stored][-1] == "COMPLETED"
 
     run(main())
 
@@ -1375,8 +1378,8 @@ def test_revoked_key_ends_its_current_and_new_jobs(
             ended = await world.until_ended(runs, *waits)
             # A gateway may know the key for some seconds more.
             ended += await world.until_ended(await world.send("a/a", 1.0, key="his"))
-            assert {each.status for each in ended} == {Status.ERROR}
-            assert all("its API key was revoked" in each.description for each in ended)
+            assert {response.status for response in ended} == {Status.ERROR}
+            assert all("its API key was revoked" in response.description for response in ended)
             (response,) = await world.until_ended(hers)
             assert response.status is Status.COMPLETED
             assert (await revoke.perform(world.operations)).killed == 0
@@ -1386,7 +1389,7 @@ def test_revoked_key_ends_its_current_and_new_jobs(
             end = KillKey(account="hers")
             assert (await end.perform(world.operations)).killed == 1
             ended = await world.until_ended(runs, await world.send("a/a", 1.0, key="hers"))
-            assert [each.status for each in ended] == [Status.ERROR, Status.COMPLETED]
+            assert [response.status for response in ended] == [Status.ERROR, Status.COMPLETED]
             assert "operator has ended this job" in ended[0].description
             # The revoked key is forgotten after some time.
             await elapse(700)
@@ -1407,7 +1410,7 @@ def test_job_killed_before_reaching_its_replica_does_not_run(tmp_path: Path) -> 
             assert line["running"][0]["request_id"] == job
             assert await world.operations.kill(job)
             await elapse(10)
-            assert [told["status"] for told in store.stored] == ["DISPATCHED", "ERROR"]
+            assert [update["status"] for update in store.stored] == ["DISPATCHED", "ERROR"]
             assert "operator has ended this job" in store.stored[-1]["description"]
 
     run(main())
@@ -1435,8 +1438,8 @@ def test_model_waiting_for_replica_proceeds_after_its_eviction(tmp_path: Path) -
             await elapse(LOAD_S + 5)
             second = await world.send("a/b")
             await elapse(5)
-            (there,) = world.of("a/a")
-            await world.operations.evict("a/a", there.placed.replica_id, cold=True)
+            (host,) = world.of("a/a")
+            await world.operations.evict("a/a", host.placed.replica_id, cold=True)
             responses = await asyncio.wait_for(world.until_ended(first, second), 3600)
             assert {response.status for response in responses} == {Status.COMPLETED}
 
@@ -1469,16 +1472,16 @@ def test_changed_settings_reload_model(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, {"a/a": 40}) as world:
             first = DeploymentConfig("a/a", "/one", replicas=2)
-            (told,) = await world.operations.deploy([first], None, wait=True, sync=False)
+            (answer,) = await world.operations.deploy([first], None, wait=True, sync=False)
             (same,) = await world.operations.deploy([first], None, wait=True, sync=False)
-            assert same["replicas"] == told["replicas"]
+            assert same["replicas"] == answer["replicas"]
             other = DeploymentConfig("a/a", "/two", dtype="float32")
-            (told,) = await world.operations.deploy([other], None, wait=True, sync=False)
-            assert len(told["evicted"]) == 2
+            (answer,) = await world.operations.deploy([other], None, wait=True, sync=False)
+            assert len(answer["evicted"]) == 2
             await elapse(60)
-            (there,) = world.of("a/a")
-            assert [there.placed.replica_id] == told["replicas"]
-            assert there.state is ReplicaState.RUNNING
+            (host,) = world.of("a/a")
+            assert [host.placed.replica_id] == answer["replicas"]
+            assert host.state is ReplicaState.RUNNING
 
     run(main())
 
@@ -1509,12 +1512,12 @@ def test_scale_to_zero_reports_model_and_evicted_replicas(tmp_path: Path) -> Non
     async def main() -> None:
         async with World(tmp_path, {"a/a": 30}) as world:
             await world.until_ended(await world.send("a/a"))
-            (there,) = world.of("a/a")
-            (told,) = await world.operations.scale("a/a", 0, None)
-            assert (told["repo_id"], told["generation"]) == ("a/a", "0.8")
-            assert told["replicas"] == []
-            assert [e["replica_id"] for e in told["evicted"]] == [there.placed.replica_id]
-            assert told["problem"] is None
+            (host,) = world.of("a/a")
+            (answer,) = await world.operations.scale("a/a", 0, None)
+            assert (answer["repo_id"], answer["generation"]) == ("a/a", "0.8")
+            assert answer["replicas"] == []
+            assert [e["replica_id"] for e in answer["evicted"]] == [host.placed.replica_id]
+            assert answer["problem"] is None
 
     run(main())
 
@@ -1526,16 +1529,16 @@ def test_model_without_replicas_is_not_exported(tmp_path: Path, how: str) -> Non
             config = DeploymentConfig("a/a", "a/a", dedicated=True)
             await world.operations.deploy([config], None, wait=True, sync=False)
             assert from_value(await world.operations.export(), "it") == (config,)
-            (there,) = world.of("a/a")
+            (host,) = world.of("a/a")
             if how == "scale":
                 await world.operations.scale("a/a", 0, None)
             else:
-                await world.operations.evict("a/a", there.placed.replica_id, cold=True)
+                await world.operations.evict("a/a", host.placed.replica_id, cold=True)
             assert await world.operations.export() == []
             # A user may load the model on demand; the export does not dedicate it.
             await world.until_ended(await world.send("a/a"))
-            (found,) = from_value(await world.operations.export(), "it")
-            assert (found.replicas, found.dedicated) == (1, False)
+            (exported,) = from_value(await world.operations.export(), "it")
+            assert (exported.replicas, exported.dedicated) == (1, False)
 
     run(main())
 
@@ -1547,8 +1550,8 @@ def test_duplicate_configs_of_model_are_one_deployment(tmp_path: Path) -> None:
                 DeploymentConfig("a/a", "a/a"),
                 DeploymentConfig("a/a", "a/a", task="text-generation"),
             ]
-            (told,) = await world.operations.deploy(configs, None, wait=True, sync=False)
-            assert told["problem"] is None
+            (answer,) = await world.operations.deploy(configs, None, wait=True, sync=False)
+            assert answer["problem"] is None
             assert world.levels("a/a") == ["HOT"]
 
     run(main())
@@ -1569,7 +1572,7 @@ def test_gated_model_requires_gated_right_unless_deployed(tmp_path: Path) -> Non
                 assert "'a/a' is gated or private on the hub" in refused.description
                 assert "right `gated`" in refused.description
             assert not world.actors
-            # In one queue with a user who has the right.
+            # In one queue with a user with the right.
             mixed = await world.send("a/a"), await world.send("a/a", gated=True)
             refused, served = await world.until_ended(*mixed)
             assert (refused.status, served.status) == (Status.ERROR, Status.COMPLETED)
@@ -1670,8 +1673,8 @@ def test_all_names_of_model_share_one_queue(
             older = ModelKey("nnsight.modeling.language.LanguageModel", order[0])
             assert world.controller.models.find(older) is world.of(REAL)[0].model
             for name in (*order, REAL):
-                (told,) = await world.operations.scale(name, 1, None)
-                assert told["repo_id"] == REAL
+                (answer,) = await world.operations.scale(name, 1, None)
+                assert answer["repo_id"] == REAL
             assert len(await world.operations.evict(order[1], None, cold=True)) == 1
 
     run(main())
@@ -1715,13 +1718,13 @@ def test_model_deployed_under_two_names_is_one_deployment(tmp_path: Path) -> Non
             world.hub = dict.fromkeys((REAL, ALIAS), REAL)
             replicas = set()
             for name in (REAL, ALIAS, ALIAS, REAL):
-                (told,) = await world.operations.deploy(
+                (answer,) = await world.operations.deploy(
                     [DeploymentConfig(name, name, dedicated=True)], None, wait=True, sync=True
                 )
-                assert told["problem"] is None
-                assert told["repo_id"] == REAL
-                replicas |= set(told["replicas"])
-                assert [each.dedicated for each in world.controller.models] == [True]
+                assert answer["problem"] is None
+                assert answer["repo_id"] == REAL
+                replicas |= set(answer["replicas"])
+                assert [model.dedicated for model in world.controller.models] == [True]
             assert len(replicas) == 1
             assert len(world.actors) == 1
 
@@ -1734,15 +1737,15 @@ def test_name_refers_to_folder_it_was_deployed_from(tmp_path: Path) -> None:
             folder = DeploymentConfig("a/a", "/models/a", task="text-generation")
             (first,) = await world.operations.deploy([folder], None, wait=True, sync=False)
             by_name = DeploymentConfig("a/a", "a/a")
-            (told,) = await world.operations.deploy([by_name], None, wait=True, sync=True)
-            assert (told["replicas"], told["evicted"]) == (first["replicas"], [])
-            (there,) = world.of("a/a")
-            assert there.state is ReplicaState.RUNNING
-            assert there.model.config == folder
+            (answer,) = await world.operations.deploy([by_name], None, wait=True, sync=True)
+            assert (answer["replicas"], answer["evicted"]) == (first["replicas"], [])
+            (host,) = world.of("a/a")
+            assert host.state is ReplicaState.RUNNING
+            assert host.model.config == folder
             # Another folder is another checkpoint.
             moved = replace(folder, checkpoint="/models/b")
-            (told,) = await world.operations.deploy([moved], None, wait=True, sync=False)
-            assert [each["replica_id"] for each in told["evicted"]] == first["replicas"]
+            (answer,) = await world.operations.deploy([moved], None, wait=True, sync=False)
+            assert [row["replica_id"] for row in answer["evicted"]] == first["replicas"]
 
     run(main())
 
@@ -1751,9 +1754,9 @@ def test_deploy_does_not_list_replica_that_failed_to_load(tmp_path: Path) -> Non
     async def main() -> None:
         config = DeploymentConfig("a/a", "a/a")
         async with World(tmp_path, {"a/a": 40}, broken=frozenset({"a/a"})) as world:
-            (told,) = await world.operations.deploy([config], None, wait=True, sync=False)
-            assert told["replicas"] == []
-            assert "it is broken" in told["problem"]
+            (answer,) = await world.operations.deploy([config], None, wait=True, sync=False)
+            assert answer["replicas"] == []
+            assert "it is broken" in answer["problem"]
 
     run(main())
 
@@ -1767,8 +1770,8 @@ def test_unmeasurable_model_is_forgotten_on_eviction(tmp_path: Path, cold: bool)
             world.missing = "0.8"
             await world.operations.deploy([config], None, wait=True, sync=False)
             assert len((await world.operations.status())["problems"]) == 1
-            (gone,) = await world.operations.evict("a/a", None, cold=cold)
-            assert gone["replica_id"] is None
+            (evicted,) = await world.operations.evict("a/a", None, cold=cold)
+            assert evicted["replica_id"] is None
             assert (await world.operations.status())["problems"] == []
             await elapse(60)
             assert (await world.operations.status())["models"] == []
@@ -1776,8 +1779,8 @@ def test_unmeasurable_model_is_forgotten_on_eviction(tmp_path: Path, cold: bool)
                 await world.operations.evict("a/a", None, cold=cold)
             # It was no ban.
             world.missing = ""
-            (told,) = await world.operations.deploy([config], None, wait=True, sync=False)
-            assert told["problem"] is None
+            (answer,) = await world.operations.deploy([config], None, wait=True, sync=False)
+            assert answer["problem"] is None
 
     run(main())
 
@@ -1789,12 +1792,12 @@ def test_model_that_failed_to_load_keeps_settings_on_eviction(tmp_path: Path) ->
             world.keep_up()
             await world.operations.deploy([config], None, wait=True, sync=False)
             assert len((await world.operations.status())["problems"]) == 1
-            (gone,) = await world.operations.evict("a/a", None, cold=True)
-            assert gone["replica_id"] is None
+            (evicted,) = await world.operations.evict("a/a", None, cold=True)
+            assert evicted["replica_id"] is None
             await elapse(60)
             status = await world.operations.status()
             assert status["problems"] == []
-            assert [each["repo_id"] for each in status["models"]] == ["a/a"]
+            assert [row["repo_id"] for row in status["models"]] == ["a/a"]
             (model,) = world.controller.models
             assert model.config.padding_bytes == 3
 
@@ -1821,11 +1824,11 @@ def test_deploy_after_eviction_during_loading_reports_running_replica(tmp_path: 
             await world.operations.deploy([config], None, wait=False, sync=False)
             await elapse(LOAD_S / 2)
             await world.operations.evict("a/a", None, cold=False)
-            (told,) = await world.operations.deploy([config], None, wait=True, sync=False)
-            assert told["problem"] is None
-            (there,) = world.of("a/a")
-            assert [there.placed.replica_id] == told["replicas"]
-            assert there.state is ReplicaState.RUNNING
+            (answer,) = await world.operations.deploy([config], None, wait=True, sync=False)
+            assert answer["problem"] is None
+            (host,) = world.of("a/a")
+            assert [host.placed.replica_id] == answer["replicas"]
+            assert host.state is ReplicaState.RUNNING
 
     run(main())
 
@@ -1846,15 +1849,15 @@ def test_restart_of_one_generation_keeps_other(tmp_path: Path) -> None:
         async with World(tmp_path, {"a/a": 10}) as world:
             for generation in ("0.7", "0.8"):
                 await world.until_ended(await world.send("a/a", generation=generation))
-            before = {each.placed.model_key: each for each in world.of("a/a")}
+            before = {host.placed.model_key: host for host in world.of("a/a")}
             restart = Restart(model="a/a", generation="0.7")
-            (told,) = (await restart.perform(world.operations)).restarted
-            assert told.model_key.endswith("@0.7")
+            (restarted,) = (await restart.perform(world.operations)).restarted
+            assert restarted.model_key.endswith("@0.7")
             await elapse(60)
-            after = {each.placed.model_key: each for each in world.of("a/a")}
+            after = {host.placed.model_key: host for host in world.of("a/a")}
             assert after.keys() == before.keys()
             changed = [key for key in after if after[key] is not before[key]]
-            assert changed == [told.model_key]
+            assert changed == [restarted.model_key]
             with pytest.raises(OperationError, match=r"has no replica for nnsight 0\.6"):
                 await Restart(model="a/a", generation="0.6").perform(world.operations)
 
@@ -1868,8 +1871,8 @@ def test_restart_of_warm_replica_loads_it_on_device(tmp_path: Path) -> None:
             await world.until_ended(await world.send("a/b"))
             (before,) = world.of("a/a")
             assert world.levels("a/a") == ["WARM"]
-            (told,) = await world.operations.restart("a/a")
-            assert told["replica_id"] == before.placed.replica_id
+            (restarted,) = await world.operations.restart("a/a")
+            assert restarted["replica_id"] == before.placed.replica_id
             await elapse(60)
             (after,) = world.of("a/a")
             assert after.state is ReplicaState.RUNNING

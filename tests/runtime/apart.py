@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[2]
 
 def apart(module: str, *arguments: str | Path) -> Any:
     """Run `python -m module arguments`; return the JSON that it prints."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)

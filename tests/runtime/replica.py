@@ -177,7 +177,7 @@ class Served:
         """True if the client reads the blocks' output."""
 
     async def start(self) -> None:
-        await self.actor.start(lambda done, total: self.progress.append((done, total)))
+        await self.actor.start(lambda loaded, total: self.progress.append((loaded, total)))
 
     async def run(
         self,

@@ -61,11 +61,11 @@ class Unpickler(pickle.Unpickler):
 def test_missing_user_module_error_suggests_register(payload: bytes, is_name: bool) -> None:
     with pytest.raises(PayloadError) as caught, unpickling_errors("0.8"):
         Unpickler(io.BytesIO(payload)).load()
-    said = str(caught.value)
-    assert "`import helpers; nnsight.register(helpers)` before the trace" in said
+    message = str(caught.value)
+    assert "`import helpers; nnsight.register(helpers)` before the trace" in message
     # A registered module does not include its cached functions.
-    assert ("has sent the name 'weight' alone" in said) is is_name
-    assert ("functools.lru_cache" in said) is is_name
+    assert ("has sent the name 'weight' alone" in message) is is_name
+    assert ("functools.lru_cache" in message) is is_name
 
 
 def test_error_names_missing_dependency_of_module(
@@ -79,6 +79,6 @@ def test_error_names_missing_dependency_of_module(
 
 
 def test_absent_peft_wrapper_path_error_suggests_newer_client() -> None:
-    said = explain_absent("Module:model.base_model.model.transformer.h.0")
-    assert "pip install 'nnsight>=0.8.0'" in said
+    message = explain_absent("Module:model.base_model.model.transformer.h.0")
+    assert "pip install 'nnsight>=0.8.0'" in message
     assert "second model" in explain_absent("Module:model.transformer.h.0.probe")

@@ -28,8 +28,8 @@ TEXT, MASK = "text-generation", "fill-mask"
 
 
 def measured(folder: Path, task: str, dtype: str = "auto") -> tuple[int, int]:
-    found = evaluate(ModelSpec(str(folder), "0.8", task=task, dtype=dtype, pickled=True), folder)
-    return found.bytes, found.parameters
+    facts = evaluate(ModelSpec(str(folder), "0.8", task=task, dtype=dtype, pickled=True), folder)
+    return facts.bytes, facts.parameters
 
 
 def loaded(folder: Path, kind: Any, dtype: str = "auto") -> tuple[int, int]:
@@ -142,7 +142,7 @@ def test_measured_size_equals_loaded_model(name: str, tmp_path: Path) -> None:
 
 
 def test_packed_weights_are_measured_unpacked(tmp_path: Path) -> None:
-    """No quantizer runs here: the size is that of the unquantized model, which is never too small."""
+    """The measurement runs no quantizer: it returns the unquantized size, which is never too small."""
     folder = make_gpt2(tmp_path / "model")
     whole = measured(folder, TEXT)
     packed = {}
@@ -161,10 +161,10 @@ def test_unused_tensors_in_files_count_towards_size(tmp_path: Path) -> None:
     size, parameters = measured(folder, TEXT)
     hidden = torch.zeros(5_000_000)
     save_file({**tensors_of(folder), "hidden": hidden}, folder / "model.safetensors")
-    found = measured(folder, TEXT)
-    assert found[1] == parameters
+    size_and_count = measured(folder, TEXT)
+    assert size_and_count[1] == parameters
     # Everything beyond twice the model's size and the size of a head.
-    assert found[0] - size == (hidden.numel() - parameters - (1 << 20)) * 4
+    assert size_and_count[0] - size == (hidden.numel() - parameters - (1 << 20)) * 4
 
 
 DISAGREEING: dict[str, dict[str, Any]] = {

@@ -87,10 +87,10 @@ def test_saved_module_is_stripped_of_nnsight_hooks() -> None:
     model.register_forward_hook(operator.methodcaller("__len__"))
     content = Result({"x": model}, max_bytes=MB, max_inline=MB).content
     assert content is not None
-    got = loaded(content)["x"]
-    assert "forward" not in {*vars(got), *vars(got[0])}
-    assert len(got._forward_hooks) == 1
-    assert torch.equal(got[0](torch.ones(2)).relu(), truth)
+    value = loaded(content)["x"]
+    assert "forward" not in {*vars(value), *vars(value[0])}
+    assert len(value._forward_hooks) == 1
+    assert torch.equal(value[0](torch.ones(2)).relu(), truth)
 
 
 def test_only_compressible_results_are_compressed() -> None:

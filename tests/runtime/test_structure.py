@@ -36,10 +36,10 @@ def structure_of(module: Any, folder: Path) -> ModelStructure:
     """Return a structure as the host reads it."""
     text = json.dumps(describe_structure(module, folder))
     assert len(text) <= MAX_BYTES
-    found = read_structure(text)
-    assert found is not None
-    assert read_structure(found.dump()) == found
-    return found
+    structure = read_structure(text)
+    assert structure is not None
+    assert read_structure(structure.dump()) == structure
+    return structure
 
 
 def nodes(node: ModuleNode, path: str = "") -> Iterator[tuple[str, ModuleNode]]:
@@ -60,18 +60,18 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_structure_describes_every_module_once(name: str, tmp_path: Path) -> None:
     module = on_meta(ARCHITECTURES[name])
-    found = structure_of(module, tmp_path)
-    described = dict(nodes(found.tree))
+    structure = structure_of(module, tmp_path)
+    described = dict(nodes(structure.tree))
     modules = dict(module.named_modules())
     for path, node in described.items():
-        there = modules[path]
-        assert node.class_name == type(there).__name__
-        own = {each.name: (each.shape, each.dtype) for each in node.parameters}
+        part = modules[path]
+        assert node.class_name == type(part).__name__
+        own = {parameter.name: (parameter.shape, parameter.dtype) for parameter in node.parameters}
         assert own == {
-            each: (list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-            for each, tensor in there.named_parameters(recurse=False)
+            parameter_name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for parameter_name, tensor in part.named_parameters(recurse=False)
         }
-        assert node.count == sum(each.numel() for each in there.parameters())
+        assert node.count == sum(parameter.numel() for parameter in part.parameters())
         assert node.omitted == 0
     # Each folded node equals the modules that it stands for.
     folded = [(path, node) for path, node in described.items() if node.indices is not None]
@@ -95,13 +95,19 @@ def test_structure_of_70b_model_takes_few_kilobytes(tmp_path: Path) -> None:
         dtype="bfloat16",
     )
     module = on_meta(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
-    found = structure_of(module, tmp_path)
+    structure = structure_of(module, tmp_path)
     assert len(json.dumps(describe_structure(module, tmp_path))) < 4096
-    assert found.tree.count == 70_553_706_496
-    assert (found.dtype, found.bytes // 10**9) == ("bfloat16", 141)
-    facts = found.hidden_size, found.layers, found.heads, found.vocabulary, found.context_length
+    assert structure.tree.count == 70_553_706_496
+    assert (structure.dtype, structure.bytes // 10**9) == ("bfloat16", 141)
+    facts = (
+        structure.hidden_size,
+        structure.layers,
+        structure.heads,
+        structure.vocabulary,
+        structure.context_length,
+    )
     assert facts == (8192, 80, 64, 128256, 8192)
-    (layers,) = (node for _, node in nodes(found.tree) if node.number > 1)
+    (layers,) = (node for _, node in nodes(structure.tree) if node.number > 1)
     assert (layers.class_name, layers.indices) == ("LlamaDecoderLayer", [(0, 79)])
 
 
@@ -111,7 +117,7 @@ def test_different_modules_are_described_separately(tmp_path: Path) -> None:
     module = torch.nn.Module()
     module.blocks = torch.nn.ModuleList(mixed)
     (blocks,) = structure_of(module, tmp_path).tree.children
-    assert [(each.name, each.indices) for each in blocks.children] == [
+    assert [(child.name, child.indices) for child in blocks.children] == [
         ("0", [(0, 0), (2, 3)]),
         ("1", [(1, 1), (4, 4)]),
     ]
@@ -120,8 +126,8 @@ def test_different_modules_are_described_separately(tmp_path: Path) -> None:
 def test_names_from_config_are_kept_as_text(tmp_path: Path) -> None:
     """Adapters of X-MOD are modules that the repository's config names."""
     config = XmodConfig(is_decoder=True, languages=[HOSTILE, "en_XX"], num_hidden_layers=2)
-    found = structure_of(on_meta(lambda: AutoModelForCausalLM.from_config(config)), tmp_path)
-    assert HOSTILE in {node.name for _, node in nodes(found.tree)}
+    structure = structure_of(on_meta(lambda: AutoModelForCausalLM.from_config(config)), tmp_path)
+    assert HOSTILE in {node.name for _, node in nodes(structure.tree)}
 
 
 def wide() -> torch.nn.Module:
@@ -165,10 +171,10 @@ def many_parameters() -> torch.nn.Module:
 @pytest.mark.parametrize("make", [wide, deep, uneven, alternating, long_names, many_parameters])
 def test_structure_size_is_bounded(make: Callable[[], torch.nn.Module], tmp_path: Path) -> None:
     module = make()
-    found = structure_of(module, tmp_path)
-    assert found.tree.count == sum(each.numel() for each in module.parameters())
+    structure = structure_of(module, tmp_path)
+    assert structure.tree.count == sum(parameter.numel() for parameter in module.parameters())
     if make is not many_parameters:
-        assert sum(node.omitted for _, node in nodes(found.tree)) > 0
+        assert sum(node.omitted for _, node in nodes(structure.tree)) > 0
 
 
 def test_undescribable_model_has_no_structure(tmp_path: Path) -> None:

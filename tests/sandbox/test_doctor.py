@@ -29,7 +29,7 @@ REFUSAL = r"Untrusted code cannot be confined on this machine: it lacks"
 def ndif(
     kernel: str, *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    done = subprocess.run(
+    process = subprocess.run(
         without(kernel, NDIF, *arguments),
         env={
             **os.environ,
@@ -42,9 +42,12 @@ def ndif(
         text=True,
         timeout=PATIENCE_S,
     )
-    assert "Traceback" not in done.stderr, done.stderr
+    assert "Traceback" not in process.stderr, process.stderr
     # On a busy machine, a command also reports its waits.
-    return done.returncode, done.stdout if "--json" in arguments else done.stdout + done.stderr
+    return (
+        process.returncode,
+        process.stdout if "--json" in arguments else process.stdout + process.stderr,
+    )
 
 
 def row(text: str, name: str) -> list[str]:
@@ -53,19 +56,19 @@ def row(text: str, name: str) -> list[str]:
 
 
 def test_doctor_reports_all_layers_present() -> None:
-    code, said = ndif("", "doctor")
+    code, output = ndif("", "doctor")
     assert code == 0
-    assert row(said, LANDLOCK)[1:3] == ["yes", "yes"]
-    assert row(said, SECCOMP)[1:] == ["yes", "yes", "an allow-list"]
-    assert "Untrusted code runs confined on this machine." in said
-    assert "refused" not in said
+    assert row(output, LANDLOCK)[1:3] == ["yes", "yes"]
+    assert row(output, SECCOMP)[1:] == ["yes", "yes", "an allow-list"]
+    assert "Untrusted code runs confined on this machine." in output
+    assert "refused" not in output
 
 
 def test_doctor_reports_wrong_settings_as_problems(machine: Machine, tmp_path: Path) -> None:
     machine.becomes(H100[:1])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        code, said = ndif(
+        code, output = ndif(
             "",
             "doctor",
             environment={
@@ -76,22 +79,22 @@ def test_doctor_reports_wrong_settings_as_problems(machine: Machine, tmp_path: P
             },
         )
     assert code == 1
-    assert row(said, f"port {port}")[1] == "problem"
-    assert row(said, "broker")[1] == "problem"
-    assert "Nothing answers at redis://broker.invalid:6379" in said
-    assert row(said, "API keys")[1] == "problem"
-    assert row(said, "GPUs")[1:] == ["ok", "NVIDIA H100 80GB HBM3 (79.2GiB)"]
-    assert "NDIF_API_WROKERS is not read" in said
+    assert row(output, f"port {port}")[1] == "problem"
+    assert row(output, "broker")[1] == "problem"
+    assert "Nothing answers at redis://broker.invalid:6379" in output
+    assert row(output, "API keys")[1] == "problem"
+    assert row(output, "GPUs")[1:] == ["ok", "NVIDIA H100 80GB HBM3 (79.2GiB)"]
+    assert "NDIF_API_WROKERS is not read" in output
 
 
 def test_doctor_notes_uncompiled_modules(tmp_path: Path) -> None:
     # As JSON, since a table wraps its lines by the length of this machine's paths.
     note = "torch is not compiled"
     nothing_kept = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    code, said = ndif("", "doctor", "--json", environment=nothing_kept)
+    code, output = ndif("", "doctor", "--json", environment=nothing_kept)
     assert code == 0
-    assert note in said
-    assert "-m compileall -q -j 0" in said
+    assert note in output
+    assert "-m compileall -q -j 0" in output
     assert note not in ndif("", "doctor", "--json")[1]
 
 
@@ -121,15 +124,15 @@ def test_doctor_checks_torch_against_driver(
 
 
 def test_version_all_prints_every_version() -> None:
-    code, said = ndif("", "version", "--all", "--json")
-    versions = json.loads(said)["versions"]
+    code, output = ndif("", "version", "--all", "--json")
+    versions = json.loads(output)["versions"]
     assert code == 0
     assert versions["ndif-server"] == __version__
     assert versions["torch"] == metadata.version("torch")
     assert versions["nnsight (0.8)"] == metadata.version("nnsight")
     assert "ray" in versions
-    code, said = ndif("", "version", "--all")
-    assert f"torch {versions['torch']}\n" in said
+    code, output = ndif("", "version", "--all")
+    assert f"torch {versions['torch']}\n" in output
 
 
 def test_doctor_checks_disk_of_download_cache(
@@ -137,14 +140,14 @@ def test_doctor_checks_disk_of_download_cache(
 ) -> None:
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
-    code, said = ndif("", "doctor", environment={"XDG_CACHE_HOME": str(tmp_path)})
+    code, output = ndif("", "doctor", environment={"XDG_CACHE_HOME": str(tmp_path)})
     assert code == 0
-    assert row(said, "disk: models")[2].startswith(f"{tmp_path}/huggingface/hub has ")
+    assert row(output, "disk: models")[2].startswith(f"{tmp_path}/huggingface/hub has ")
 
 
 def test_doctor_prints_json() -> None:
-    code, said = ndif("", "doctor", "--json")
-    answer = json.loads(said)
+    code, output = ndif("", "doctor", "--json")
+    answer = json.loads(output)
     assert code == 0
     assert answer.keys() == {"layers", "safe", "checks"}
     assert answer["safe"] is True
@@ -165,16 +168,16 @@ def test_doctor_prints_json() -> None:
     ],
 )
 def test_doctor_reports_missing_layer(kernel: str, lacking: list[str]) -> None:
-    code, said = ndif(kernel, "doctor")
+    code, output = ndif(kernel, "doctor")
     assert code == 1
     for name in lacking:
-        assert row(said, name)[1:3] == ["no", "yes"]
-    assert "Untrusted code is refused on this machine" in said
-    assert "NDIF_SANDBOX=best-effort" in said
+        assert row(output, name)[1:3] == ["no", "yes"]
+    assert "Untrusted code is refused on this machine" in output
+    assert "NDIF_SANDBOX=best-effort" in output
 
-    code, said = ndif(kernel, "doctor", "--json")
+    code, output = ndif(kernel, "doctor", "--json")
     assert code == 1
-    answer = json.loads(said)
+    answer = json.loads(output)
     assert answer["safe"] is False
     assert [
         layer["name"] for layer in answer["layers"] if layer["required"] and not layer["present"]
@@ -183,15 +186,15 @@ def test_doctor_reports_missing_layer(kernel: str, lacking: list[str]) -> None:
 
 def test_doctor_advises_which_package_to_install(tmp_path: Path) -> None:
     environment = without_package(tmp_path, "pyseccomp", "RuntimeError('no libseccomp')")
-    code, said = ndif("", "doctor", environment=environment)
+    code, output = ndif("", "doctor", environment=environment)
     assert code == 1
-    assert "apt install libseccomp2" in row(said, SECCOMP)[3]
+    assert "apt install libseccomp2" in row(output, SECCOMP)[3]
 
 
 def test_help_lists_doctor() -> None:
-    code, said = ndif("", "--help")
+    code, output = ndif("", "--help")
     assert code == 0
-    assert re.search(r"^  doctor +Check that this machine can run a server", said, re.MULTILINE)
+    assert re.search(r"^  doctor +Check that this machine can run a server", output, re.MULTILINE)
 
 
 # A server for untrusted users.
@@ -201,21 +204,21 @@ def test_help_lists_doctor() -> None:
 def test_sandboxed_server_without_layer_is_refused_before_loading(
     kernel: str, tiny_gpt2: Path, tmp_path: Path
 ) -> None:
-    code, said = ndif(
+    code, output = ndif(
         kernel, "local", "start", tiny_gpt2, "--name", "a/b", "--sandbox",
         environment={"NDIF_SESSION_ROOT": str(tmp_path)},
     )  # fmt: skip
     assert code == 1
-    assert re.search(rf"^Error: {REFUSAL}", said, re.MULTILINE), said
-    assert "NDIF_SANDBOX=best-effort" in said
-    assert "Loading" not in said
-    assert "Loaded" not in said
+    assert re.search(rf"^Error: {REFUSAL}", output, re.MULTILINE), output
+    assert "NDIF_SANDBOX=best-effort" in output
+    assert "Loading" not in output
+    assert "Loaded" not in output
 
 
 def test_a_trusting_server_needs_no_layers(tmp_path: Path) -> None:
-    code, said = ndif("landlock+seccomp", "local", "start", "./nothing-is-here")
+    code, output = ndif("landlock+seccomp", "local", "start", "./nothing-is-here")
     assert code == 1
-    assert "There is no folder" in said
+    assert "There is no folder" in output
 
 
 def test_server_without_landlock_starts_with_best_effort_sandbox(
@@ -234,14 +237,14 @@ def test_server_without_landlock_starts_with_best_effort_sandbox(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    said = []
+    lines = []
     try:
         assert server.stdout is not None
         for line in server.stdout:
-            said.append(line)
+            lines.append(line)
             if "Serving at" in line:
                 break
-        assert any("Serving at" in line for line in said), "".join(said)
+        assert any("Serving at" in line for line in lines), "".join(lines)
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(PATIENCE_S) == 0

@@ -66,7 +66,7 @@ def descendants(pid: int) -> list[int]:
 def held(pid: int, *secrets: str) -> set[str]:
     """Return the secrets found in the writable memory of a process."""
     sought = {secret.encode(): secret for secret in secrets}
-    longest, found = max(map(len, sought)), set()
+    longest, leaked = max(map(len, sought)), set()
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             addresses, access, *_ = line.split()
@@ -77,8 +77,8 @@ def held(pid: int, *secrets: str) -> set[str]:
                 for at in range(start, end, _CHUNK):
                     memory.seek(at)
                     content = memory.read(min(_CHUNK + longest, end - at))
-                    found |= {secret for one, secret in sought.items() if one in content}
-    return found
+                    leaked |= {secret for text, secret in sought.items() if text in content}
+    return leaked
 
 
 @pytest.mark.parametrize("options", [("--sandbox",), ()], ids=["sandboxed", "trusted"])
@@ -114,9 +114,9 @@ def test_memory_of_sandboxed_model_processes_holds_no_secret(
         near = descendants(server.process.pid)
         assert len(near) >= 2  # a zygote and its runners
         readable = near if os.getuid() == 0 else near[:1]
-        found = set[str]().union(*(held(pid, TOKEN, PASSWORD, OURS, ACCOUNTS) for pid in readable))
+        leaked = set[str]().union(*(held(pid, TOKEN, PASSWORD, OURS, ACCOUNTS) for pid in readable))
         # A trusted user has the operator's account, but not the control plane's secrets.
-        assert bool(found) is not bool(options), (found, near)
-        assert found.isdisjoint({OURS, ACCOUNTS})
+        assert bool(leaked) is not bool(options), (leaked, near)
+        assert leaked.isdisjoint({OURS, ACCOUNTS})
     finally:
         server.stop()

@@ -56,18 +56,20 @@ def test_dedicated_at_and_next_change_agree_with_windows(text: str, minutes: lis
     windows = schedule.windows(*YEAR)
     for timeline in schedule.timelines:
         assert all(window.start < window.end for window in timeline)
-        for one, other in pairwise(timeline):
-            assert one.end <= other.start
-            assert one.end < other.start or one.config != other.config
+        for window, other in pairwise(timeline):
+            assert window.end <= other.start
+            assert window.end < other.start or window.config != other.config
     for moment in [
-        *(NOW + timedelta(minutes=each) for each in minutes),
+        *(NOW + timedelta(minutes=minute) for minute in minutes),
         *(window.start for window in windows[:5]),
         *(window.end for window in windows[:5]),
     ]:
         dedicated = schedule.dedicated_at(moment)
-        assert dedicated == tuple(each for each in windows if each.start <= moment < each.end)
+        assert dedicated == tuple(
+            window for window in windows if window.start <= moment < window.end
+        )
         change = schedule.next_change(moment)
-        later = [each for window in windows for each in (window.start, window.end) if each > moment]
+        later = [edge for window in windows for edge in (window.start, window.end) if edge > moment]
         assert change == min(later, default=None)
         if change is not None:
             assert schedule.dedicated_at(change - timedelta(microseconds=1)) == dedicated
@@ -116,6 +118,6 @@ def test_recurrence_rules_agree_with_library(rule: str, days: int, zone: str) ->
             f"EXDATE;TZID={zone}:20261012T090000,20261101T090000",
         )
     )
-    found = recurring_ical_events.of(icalendar.Calendar.from_ical(text)).between(*YEAR)
-    expected = sorted(each["DTSTART"].dt.astimezone(UTC) for each in found)
+    events = recurring_ical_events.of(icalendar.Calendar.from_ical(text)).between(*YEAR)
+    expected = sorted(vevent["DTSTART"].dt.astimezone(UTC) for vevent in events)
     assert [start for start, _ in spans(read(text, now=NOW))] == expected

@@ -72,25 +72,27 @@ def test_model_key_as_title_names_model() -> None:
 
 
 def test_repo_id_in_description_overrides_title() -> None:
-    found = config_of("DESCRIPTION:repo_id: gpt2\\nreplicas: 2", summary="Anna's course")
-    assert found == DeploymentConfig("gpt2", "gpt2", replicas=2, dedicated=True)
+    config = config_of("DESCRIPTION:repo_id: gpt2\\nreplicas: 2", summary="Anna's course")
+    assert config == DeploymentConfig("gpt2", "gpt2", replicas=2, dedicated=True)
 
 
 def test_unset_settings_come_from_deployment_of_server() -> None:
-    known = [
+    deployments = [
         DeploymentConfig("org/Model", "/models/old", revision="v1"),
         DeploymentConfig("org/Model", "/models/new", dtype="float16", trust_remote_code=True),
         DeploymentConfig("local", "/models/local", replicas=4),
     ]
-    assert config_of(deployments=known) == DeploymentConfig(
+    assert config_of(deployments=deployments) == DeploymentConfig(
         "org/Model", "/models/new", dtype="float16", trust_remote_code=True, dedicated=True
     )
-    assert config_of(summary="local", deployments=known).checkpoint == "/models/local"
-    assert config_of("DESCRIPTION:replicas: 2", summary="local", deployments=known).replicas == 2
+    assert config_of(summary="local", deployments=deployments).checkpoint == "/models/local"
+    assert (
+        config_of("DESCRIPTION:replicas: 2", summary="local", deployments=deployments).replicas == 2
+    )
     key = 'nnsight.modeling.language.LanguageModel:{"repo_id": "org/Model"\\, "revision": "v1"}'
-    assert config_of(summary=key, deployments=known).checkpoint == "/models/old"
+    assert config_of(summary=key, deployments=deployments).checkpoint == "/models/old"
     other = key.replace("v1", "v3")
-    assert config_of(summary=other, deployments=known).checkpoint == "org/Model"
+    assert config_of(summary=other, deployments=deployments).checkpoint == "org/Model"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,11 @@ def test_bad_events_do_not_affect_good_ones() -> None:
     ]
     broken_zone = "BEGIN:VTIMEZONE\r\nTZID:Broken\r\nEND:VTIMEZONE"
     schedule = read(calendar(broken_zone, *events), now=NOW)
-    assert [each.config.repo_id for each in schedule.windows(*YEAR)] == ["org/a", "org/b", "org/c"]
+    assert [window.config.repo_id for window in schedule.windows(*YEAR)] == [
+        "org/a",
+        "org/b",
+        "org/c",
+    ]
     assert schedule.problems[1:] == (
         "The event 'Anna, again' of x has a DTSTART that is no date: 'x'.",
     )
@@ -232,4 +238,4 @@ def test_two_revisions_are_scheduled_as_two_models() -> None:
     other = once("DESCRIPTION:revision: v2", uid="two")
     schedule = read(calendar(once(), other), now=NOW)
     assert schedule.problems == ()
-    assert {each.config.revision for each in schedule.windows(*YEAR)} == {None, "v2"}
+    assert {window.config.revision for window in schedule.windows(*YEAR)} == {None, "v2"}

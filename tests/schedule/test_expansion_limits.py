@@ -146,15 +146,15 @@ def run(setup: str, text: str) -> subprocess.CompletedProcess[bytes]:
 
 def test_expansion_memory_is_limited() -> None:
     greedy = "e.expand = lambda *_: bytes(e.MEMORY_BYTES)"
-    done = run(greedy, calendar())
-    assert done.returncode == 1
-    assert b"MemoryError" in done.stderr
+    process = run(greedy, calendar())
+    assert process.returncode == 1
+    assert b"MemoryError" in process.stderr
 
 
 def test_kernel_limits_cpu_time_of_expansion() -> None:
     endless = "e.CPU_S = 1; e.expand = lambda *_: [None for _ in iter(int, 1)]"
-    done = run(endless, calendar())
-    assert done.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+    process = run(endless, calendar())
+    assert process.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
 def test_event_with_too_many_dates_is_skipped() -> None:
@@ -163,9 +163,9 @@ def test_event_with_too_many_dates_is_skipped() -> None:
     few = (
         "from functools import partial; e.expand = partial(e.expand, limits=e.ExpansionLimits(0.3))"
     )
-    done = run(few, calendar(hostile, once(uid="good", summary="org/good")))
-    expansion = Expansion.from_json(done.stdout)
-    assert [each.event.uid for each in expansion.occurrences] == ["good"]
+    process = run(few, calendar(hostile, once(uid="good", summary="org/good")))
+    expansion = Expansion.from_json(process.stdout)
+    assert [occurrence.event.uid for occurrence in expansion.occurrences] == ["good"]
     assert len(expansion.problems) == 1
 
 

@@ -53,8 +53,8 @@ def test_weekly_event_keeps_local_hour_across_clock_change() -> None:
 )
 def test_event_is_longer_in_night_when_clocks_go_back(zone: str, start: str, hours: int) -> None:
     lines = (f"DTSTART;TZID={zone}:{start}T220000", "DURATION:PT10H", "RRULE:FREQ=DAILY;COUNT=3")
-    found = spans(read(calendar(event(*lines)), now=NOW))
-    assert [(end - begin) // timedelta(hours=1) for begin, end in found] == [hours, 10, 10]
+    times = spans(read(calendar(event(*lines)), now=NOW))
+    assert [(end - begin) // timedelta(hours=1) for begin, end in times] == [hours, 10, 10]
 
 
 def test_event_in_skipped_hour_keeps_its_remaining_time() -> None:
@@ -169,9 +169,9 @@ def test_changes_of_old_series_are_applied() -> None:
     assert starts(calendar(old, moved)).count("10-06 09:00") == 1
     onwards = moved.replace("RECURRENCE-ID", "RECURRENCE-ID;RANGE=THISANDFUTURE")
     onwards = onwards.replace(":20261006T09", ":20120101T09").replace("20261006", "20120103")
-    found = starts(calendar(old, onwards))
-    assert found
-    assert {each[-5:] for each in found} == {"12:00"}
+    times = starts(calendar(old, onwards))
+    assert times
+    assert {start[-5:] for start in times} == {"12:00"}
     # The occurrence moves from after the period into it.
     early = moved.replace("20261006T09", "20300101T09")
     assert "10-06 12:00" in starts(calendar(old, early))
@@ -185,7 +185,7 @@ def test_changed_occurrence_can_name_another_model() -> None:
         summary="org/other",
     )
     schedule = read(calendar(once("RRULE:FREQ=DAILY;COUNT=3"), changed), now=NOW)
-    assert [each.config.repo_id for each in schedule.windows(*YEAR)] == [
+    assert [window.config.repo_id for window in schedule.windows(*YEAR)] == [
         *("org/model", "org/other", "org/model")
     ]
 

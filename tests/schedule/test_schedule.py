@@ -160,11 +160,11 @@ def test_time_zone_definitions_do_not_leak_between_calendars() -> None:
             ]
         )
 
-    here = event("DTSTART;TZID=Here:20261005T090000", "DTEND;TZID=Here:20261005T100000")
-    assert starts(calendar(zone("+0500"), here), zone=UTC) == ["10-05 04:00"]
-    assert starts(calendar(zone("+0300"), here), zone=UTC) == ["10-05 06:00"]
-    assert starts(calendar(here, zone("-0300")), zone=UTC) == ["10-05 12:00"]
-    (problem,) = read(calendar(here), now=NOW).problems
+    event_here = event("DTSTART;TZID=Here:20261005T090000", "DTEND;TZID=Here:20261005T100000")
+    assert starts(calendar(zone("+0500"), event_here), zone=UTC) == ["10-05 04:00"]
+    assert starts(calendar(zone("+0300"), event_here), zone=UTC) == ["10-05 06:00"]
+    assert starts(calendar(event_here, zone("-0300")), zone=UTC) == ["10-05 12:00"]
+    (problem,) = read(calendar(event_here), now=NOW).problems
     assert problem == (
         "The event 'org/model' of 2026-10-05 is in the time zone 'Here', which is not known."
     )

@@ -102,7 +102,7 @@ async def test_schedule_is_reread_only_if_changed() -> None:
         site.headers = {"ETag": '"1"', "Last-Modified": "Thu, 01 Oct 2026 10:00:00 GMT"}
         source = ScheduleSource(site.url)
         first = await source.refresh(NOW)
-        assert [each.config.repo_id for each in first.dedicated_at(NOW)] == ["org/first"]
+        assert [window.config.repo_id for window in first.dedicated_at(NOW)] == ["org/first"]
         assert await source.refresh(NOW + MINUTE) is first
         assert "if-none-match" not in site.asked[0]
         assert site.asked[1]["if-none-match"] == '"1"'
@@ -120,7 +120,7 @@ async def test_unchanged_text_keeps_schedule() -> None:
         site.headers = {"ETag": '"1"'}
         assert await source.refresh(NOW + MINUTE) is first
         assert await source.refresh(NOW + MINUTE) is first
-        assert [each.get("if-none-match") for each in site.asked] == [None, None, '"1"']
+        assert [headers.get("if-none-match") for headers in site.asked] == [None, None, '"1"']
 
 
 @on_loop
@@ -246,8 +246,8 @@ async def test_concurrent_refreshes_run_sequentially() -> None:
         site.headers = {"ETag": '"1"'}
         source = ScheduleSource(site.url)
         schedules = await asyncio.gather(*(source.refresh(NOW) for _ in range(5)))
-        assert len({id(each) for each in schedules}) == 1
-        assert [each.get("if-none-match") for each in site.asked] == [None, *['"1"'] * 4]
+        assert len({id(schedule) for schedule in schedules}) == 1
+        assert [headers.get("if-none-match") for headers in site.asked] == [None, *['"1"'] * 4]
 
 
 # A file
@@ -260,7 +260,7 @@ async def test_file_is_reread_after_change(tmp_path: Path) -> None:
     for address in (str(path), f"file://{path}"):
         source = ScheduleSource(address)
         first = await source.refresh(NOW)
-        assert [each.config.repo_id for each in first.dedicated_at(NOW)] == ["org/first"]
+        assert [window.config.repo_id for window in first.dedicated_at(NOW)] == ["org/first"]
         assert await source.refresh(NOW + MINUTE) is first
     path.write_bytes(dedicating("org/other"))
     os.utime(path, ns=(1, 1))

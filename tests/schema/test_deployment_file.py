@@ -94,10 +94,10 @@ def test_empty_json_has_no_deployments() -> None:
 
 def test_missing_setting_has_its_default() -> None:
     assert read("- a/b\n", "x") == (DeploymentConfig("a/b", "a/b"),)
-    known = {field.name: field.default for field in fields(DeploymentConfig)}
+    defaults = {field.name: field.default for field in fields(DeploymentConfig)}
     for name, field in DeploymentSettings.model_fields.items():
         if name != "checkpoint":
-            assert field.default == known[name], name
+            assert field.default == defaults[name], name
 
 
 def test_model_key_names_model() -> None:
@@ -116,12 +116,15 @@ def test_home_is_expanded_and_checkpoint_defaults_to_repo_id(
 
 def test_yaml_anchors_and_merges_are_supported() -> None:
     text = "- &big\n  repo_id: a/b\n  replicas: 2\n- <<: *big\n  repo_id: a/c\n"
-    assert [(each.repo_id, each.replicas) for each in read(text, "x")] == [("a/b", 2), ("a/c", 2)]
+    assert [(config.repo_id, config.replicas) for config in read(text, "x")] == [
+        ("a/b", 2),
+        ("a/c", 2),
+    ]
 
 
 def test_two_revisions_are_two_models() -> None:
     text = "[{repo_id: a/b}, {repo_id: a/b, revision: v2}]"
-    assert [each.revision for each in read(text, "x")] == [None, "v2"]
+    assert [config.revision for config in read(text, "x")] == [None, "v2"]
 
 
 def test_ndif_names_of_settings_are_accepted() -> None:
@@ -173,15 +176,15 @@ def test_ndif_names_of_settings_are_accepted() -> None:
     ],
 )  # fmt: skip
 def test_wrong_setting_is_reported_with_its_line(setting: str, problem: str) -> None:
-    (found,) = problems_of(
+    (message,) = problems_of(
         f"# models\na/good:\n  replicas: 2\n'a/b':\n  task: x\n  {setting}\n"
         if not setting.startswith("task")
         else f"#\n#\n#\n#\na/b:\n  {setting}"
     )
     line = 7 if setting.startswith("task") else 6
-    assert found.startswith(f"models.yaml, line {line}: 'a/b': ")
-    assert problem in found
-    assert len(found) < 400
+    assert message.startswith(f"models.yaml, line {line}: 'a/b': ")
+    assert problem in message
+    assert len(message) < 400
 
 
 @pytest.mark.parametrize(
@@ -198,8 +201,8 @@ def test_wrong_setting_is_reported_with_its_line(setting: str, problem: str) -> 
     ],
 )
 def test_contradicting_settings_are_reported(settings: dict[str, object], problem: str) -> None:
-    (found,) = problems_of(json.dumps([{"repo_id": "a/b", **settings}]), "models.json")
-    assert found.endswith(f"'a/b': {problem}")
+    (message,) = problems_of(json.dumps([{"repo_id": "a/b", **settings}]), "models.json")
+    assert message.endswith(f"'a/b': {problem}")
 
 
 def test_every_problem_of_file_is_reported() -> None:
@@ -244,7 +247,7 @@ def test_every_problem_of_file_is_reported() -> None:
     ],
 )  # fmt: skip
 def test_invalid_file_is_reported(text: str, problem: str) -> None:
-    assert any(problem in found for found in problems_of(text))
+    assert any(problem in message for message in problems_of(text))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +266,7 @@ def test_invalid_file_is_reported(text: str, problem: str) -> None:
     ],
 )
 def test_invalid_json_is_reported(text: str, problem: str) -> None:
-    assert any(problem in found for found in problems_of(text, "models.json"))
+    assert any(problem in message for message in problems_of(text, "models.json"))
 
 
 def test_unreadable_file_is_reported(tmp_path: Path) -> None:
@@ -308,8 +311,8 @@ def test_deployments_variable_is_parsed() -> None:
 def test_invalid_deployments_variable_is_reported(text: str, problem: str) -> None:
     with pytest.raises(DeploymentFileError) as caught:
         from_variable(text)
-    (found,) = caught.value.problems
-    assert problem in found
+    (message,) = caught.value.problems
+    assert problem in message
 
 
 # The schema
@@ -319,7 +322,9 @@ def test_schema_is_valid_json_schema() -> None:
     Draft202012Validator.check_schema(schema())
     settings = schema()["$defs"]["DeploymentSettings"]
     assert settings["additionalProperties"] is False
-    assert all(each["description"] for each in settings["properties"].values())
+    assert all(
+        property_schema["description"] for property_schema in settings["properties"].values()
+    )
     assert json.loads(json.dumps(schema())) == schema()
 
 

@@ -141,23 +141,25 @@ def test_damaged_key_raises_only_value_error() -> None:
     ],
 )
 def test_key_of_another_model_is_mismatch(key: ModelKey, why: str | None) -> None:
-    said = explain_mismatch(DeploymentConfig("a/b", "/models/b", task="text-generation"), key)
+    explanation = explain_mismatch(
+        DeploymentConfig("a/b", "/models/b", task="text-generation"), key
+    )
     if why is None:
-        assert said is None
+        assert explanation is None
         return
-    assert said is not None
-    assert why in said
-    assert said.endswith(".")
-    assert "/models/b" not in said
-    said.encode()
+    assert explanation is not None
+    assert why in explanation
+    assert explanation.endswith(".")
+    assert "/models/b" not in explanation
+    explanation.encode()
 
 
 @pytest.mark.parametrize(("asked", "served"), [("v2", True), (None, False), ("main", False)])
 def test_key_of_another_revision_is_mismatch(asked: str | None, served: bool) -> None:
-    said = explain_mismatch(
+    explanation = explain_mismatch(
         DeploymentConfig("a/b", "a/b", revision="v2"), ModelKey(NEW, "a/b", asked)
     )
-    assert (said is None) is served
+    assert (explanation is None) is served
 
 
 def test_each_supported_generation_has_classes() -> None:
@@ -184,17 +186,17 @@ def test_class_is_served_in_generations_whose_clients_name_it(
 ) -> None:
     key = ModelKey(path, "a/b")
     for generation in SUPPORTED:
-        said = explain_class(key, generation)
-        assert (said is None) is (generation in served_in)
-        if said is not None:
+        explanation = explain_class(key, generation)
+        assert (explanation is None) is (generation in served_in)
+        if explanation is not None:
             # nnsight 0.7 and 0.6 have only the second class.
             both = "TransformersModel or " if generation == "0.8" else ""
-            assert f"made with nnsight's {both}LanguageModel, not with" in said
-            assert f"not with {path[:200]!r}. Make 'a/b'" in said
+            assert f"made with nnsight's {both}LanguageModel, not with" in explanation
+            assert f"not with {path[:200]!r}. Make 'a/b'" in explanation
             images = generation != "0.8" and path.endswith("VisionLanguageModel")
-            assert ("image-text-to-text" in said) is images
-            assert ("_remoteable_class" in said) is (generation == "0.8")
-            assert len(said) < 1000
+            assert ("image-text-to-text" in explanation) is images
+            assert ("_remoteable_class" in explanation) is (generation == "0.8")
+            assert len(explanation) < 1000
     # An operator's key may belong to any generation.
     assert (explain_class(key) is None) is bool(served_in)
     assert explain_class(key, "0.5") is not None

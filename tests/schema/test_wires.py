@@ -125,12 +125,21 @@ def test_writing_does_not_import_torch() -> None:
 
 @pytest.mark.parametrize("status", list(Status))
 def test_header_wire_uses_statuses_known_to_its_clients(status: Status) -> None:
-    known = {"RECEIVED", "QUEUED", "DISPATCHED", "RUNNING", "COMPLETED", "ERROR", "LOG", "STREAM"}
+    statuses = {
+        "RECEIVED",
+        "QUEUED",
+        "DISPATCHED",
+        "RUNNING",
+        "COMPLETED",
+        "ERROR",
+        "LOG",
+        "STREAM",
+    }
     read = load(header_frame(Response(ID, status, "Words.")))
     waiting = status in (Status.PROVISIONING, Status.DEPLOYING)
     expected = "QUEUED" if waiting else status.value
     assert read == {"id": ID, "status": expected, "description": "Words."}
-    assert read["status"] in known
+    assert read["status"] in statuses
     assert type(read["status"]) is str
 
 

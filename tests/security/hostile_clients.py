@@ -230,8 +230,8 @@ def bodies_of_polling(client: Hostile) -> None:
     """Open a Socket.IO channel by polling, and send 90 MB of a body to it."""
     get = "GET /ws/socket.io/?EIO=4&transport=polling HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     client.send([get.encode()])
-    found = re.search(r'"sid":"([^"]+)"', client.read_answer())
-    session = found[1] if found else "none"
+    match = re.search(r'"sid":"([^"]+)"', client.read_answer())
+    session = match[1] if match else "none"
     client.send(
         [
             f"POST /ws/socket.io/?EIO=4&transport=polling&sid={session} HTTP/1.1\r\n"
@@ -257,12 +257,12 @@ def never_reads(payload: bytes) -> Attack:
     """Return an attack that submits forty jobs with this payload and reads none of their results."""
 
     def attack(client: Hostile) -> None:
-        said = client.open_websocket("/subscribe")
-        while (found := re.search(rb'"session_id": ?"([^"]+)"', said)) is None:
-            said += client.socket.recv(1 << 16)
+        answer = client.open_websocket("/subscribe")
+        while (match := re.search(rb'"session_id": ?"([^"]+)"', answer)) is None:
+            answer += client.socket.recv(1 << 16)
         data = {
             "model_key": client.model_key(),
-            "session_id": found[1].decode(),
+            "session_id": match[1].decode(),
             "compress": payload.startswith(_ZSTD),
         }
         body = part("data", json.dumps(data).encode()) + part("blob", payload)

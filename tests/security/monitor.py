@@ -69,7 +69,7 @@ class Monitor:
 
     def problems(self) -> list[str]:
         """Return unsigned writes and unknown commands."""
-        found = []
+        unsigned = []
         for name, *arguments in self.commands:
             command = name.decode().lower()
             if command in _READS | _REMOVES | _COUNTS:
@@ -78,12 +78,12 @@ class Monitor:
             if _UNSIGNED.fullmatch(f"{command} {target}"):
                 continue
             if command not in _SIGNED:
-                found.append(f"{command} {target}: unknown")
+                unsigned.append(f"{command} {target}: unknown")
                 continue
             value = arguments[1] if command == "set" else arguments[-1]
             if not _begins_signed(value):
-                found.append(f"{command} {target}: {value[:80]!r}")
-        return found
+                unsigned.append(f"{command} {target}: {value[:80]!r}")
+        return unsigned
 
 
 def _begins_signed(value: bytes) -> bool:

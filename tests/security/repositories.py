@@ -56,7 +56,7 @@ class Lab:
 class Attack:
     """One repository: how it is made, and the layers that stop it."""
 
-    what: str
+    aim: str
     make: Callable[[Lab], Path]
     gains: Callable[[Lab, Any], bool]
     """Returns True if the attack reached its aim; takes the loaded model, if there is one."""
@@ -191,9 +191,9 @@ def code_of_its_own(lab: Lab) -> Path:
 def gained(lab: Lab, model: Any) -> bool:
     if model is None or type(model).__name__ != "Own":
         return False
-    found: list[str] = sys.modules[type(model).__module__].GAINED  # type: ignore[attr-defined]
-    print(f"code of its own: {found}", file=sys.stderr)
-    return bool(found)
+    gains: list[str] = sys.modules[type(model).__module__].GAINED  # type: ignore[attr-defined]
+    print(f"code of its own: {gains}", file=sys.stderr)
+    return bool(gains)
 
 
 def ran_code(_: Lab, model: Any) -> bool:
@@ -367,10 +367,10 @@ def in_a_fork(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        said = pipe.read()
+        content = pipe.read()
     _, status = os.waitpid(pid, 0)
-    found: dict[str, Any] = json.loads(said or f'{{"broken": "it ended: {status}"}}')
-    return found
+    outcome: dict[str, Any] = json.loads(content or f'{{"broken": "it ended: {status}"}}')
+    return outcome
 
 
 @contextlib.contextmanager
@@ -398,18 +398,18 @@ def main() -> None:
     import ndif.runtime.weights.loading  # noqa: F401
 
     torch.set_num_threads(1)
-    found: dict[str, dict[str, Any]] = {}
+    outcomes: dict[str, dict[str, Any]] = {}
     with a_lab(folder) as lab:
         for name, attack in ATTACKS.items():
             cells = ["none", *attack.by, "all"]
             for cell in cells:
                 place = lab(f"{name} {cell}".replace(" ", "-"))
-                found.setdefault(name, {})[cell] = in_a_fork(
+                outcomes.setdefault(name, {})[cell] = in_a_fork(
                     lambda place=place, attack=attack, cell=cell: load(place, attack, cell)  # type: ignore[misc]
                 )
         place = lab("modules")
-        found["modules"] = {"all": in_a_fork(lambda: import_of_the_operator(place))}
-    print(json.dumps(found))
+        outcomes["modules"] = {"all": in_a_fork(lambda: import_of_the_operator(place))}
+    print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

@@ -66,8 +66,12 @@ class Gateway:
 
     def submit_old(self, *, session: str = "", **headers: str) -> httpx.Response:
         """Send a job as nnsight 0.7 does."""
-        known = {"nnsight-version": "0.7.0", "nnsight-model-key": OLD, "ndif-session_id": session}
-        return post(f"{self.url}/request", content=PAYLOAD, headers={**known, **headers})
+        required = {
+            "nnsight-version": "0.7.0",
+            "nnsight-model-key": OLD,
+            "ndif-session_id": session,
+        }
+        return post(f"{self.url}/request", content=PAYLOAD, headers={**required, **headers})
 
     def subscribe(self, headers: Mapping[str, str]) -> int:
         """Open a live channel like nnsight 0.8, and close it; return the status of a refusal, else 101."""
@@ -84,7 +88,7 @@ class Gateway:
         """Return the accepted request of an answer."""
         assert answer.status_code == 200, answer.text
         unfinished = self.server.stores.broker.unfinished
-        return next(each for each in unfinished if each.id == answer.json()["id"])
+        return next(request for request in unfinished if request.id == answer.json()["id"])
 
 
 @contextlib.contextmanager

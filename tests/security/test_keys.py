@@ -113,8 +113,8 @@ def test_revoked_database_key_is_rejected_by_running_server(runtimes: Path, tmp_
         tmp_path, runtimes, whose=Operator(), database_url=url, accounts_cache_s=0.2
     ) as served:
         assert served.accepted(served.submit(**{"ndif-api-key": key})).user == "ada@example.org"
-        said = get(f"{served.url}/whoami", headers={"ndif-api-key": key}).json()
-        assert said == {"email": "ada@example.org", "tags": []}
+        answer = get(f"{served.url}/whoami", headers={"ndif-api-key": key}).json()
+        assert answer == {"email": "ada@example.org", "tags": []}
         asyncio.run(_then_close(registry, registry.revoke(row.id)))
         time_passes(0.3)
         refused = served.submit(**{"ndif-api-key": key})
@@ -147,7 +147,7 @@ def test_keyless_requests_do_not_count_as_guesses(keyed: Gateway) -> None:
 def test_guesses_are_limited_to_one_per_ten_seconds_after_burst() -> None:
     guesses, digests = Guesses(), map(str, itertools.count())
 
-    def looked_at(now: float) -> bool:
+    def is_admitted(now: float) -> bool:
         digest = next(digests)
         with contextlib.suppress(TooManyGuessesError):
             guesses.check("host 10.0.0.1", digest, now)
@@ -155,10 +155,10 @@ def test_guesses_are_limited_to_one_per_ten_seconds_after_burst() -> None:
             return True
         return False
 
-    assert [looked_at(1000.0) for _ in range(12)] == [True] * 10 + [False] * 2
+    assert [is_admitted(1000.0) for _ in range(12)] == [True] * 10 + [False] * 2
     # An hour of guessing twenty times a second.
-    assert sum(looked_at(1000.0 + step / 20) for step in range(72_000)) == 359
-    assert all(looked_at(10_000.0) for _ in range(10))
+    assert sum(is_admitted(1000.0 + step / 20) for step in range(72_000)) == 359
+    assert all(is_admitted(10_000.0) for _ in range(10))
 
 
 def test_repeated_wrong_key_does_not_block_other_keys_of_address() -> None:
@@ -193,7 +193,7 @@ async def test_keys_are_compared_by_digests_with_process_secret(keys: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("mode", "content", "said"),
+    ("mode", "content", "warning"),
     [
         (0o600, "key: the-key-of-ada", None),
         (0o640, "key: the-key-of-ada", None),  # a group that the operator made
@@ -204,7 +204,7 @@ async def test_keys_are_compared_by_digests_with_process_secret(keys: Path) -> N
     ],
 )
 def test_key_file_open_to_other_users_causes_warning(
-    keys: Path, tmp_path: Path, runtimes: Path, mode: int, content: str, said: str | None
+    keys: Path, tmp_path: Path, runtimes: Path, mode: int, content: str, warning: str | None
 ) -> None:
     keys.write_text(f"keys:\n- {{{content}}}\n")
     keys.chmod(mode)
@@ -212,13 +212,13 @@ def test_key_file_open_to_other_users_causes_warning(
     prepared = preflight(options, ServerOptions("127.0.0.1", free_port(), (), None))
     assert prepared.listening is not None
     prepared.listening.close()
-    (check,) = [each for each in check_machine(options) if each.name == "API keys"]
-    if said is None:
+    (check,) = [check for check in check_machine(options) if check.name == "API keys"]
+    if warning is None:
         assert prepared.warning is None
         assert check.state == "ok"
     else:
         assert prepared.warning is not None
-        assert prepared.warning.startswith(said)
+        assert prepared.warning.startswith(warning)
         assert f"`chmod o= {keys}`" in prepared.warning
         assert (check.state, check.detail) == ("note", prepared.warning)
 
@@ -234,7 +234,7 @@ async def test_invented_keys_do_not_change_user() -> None:
         [Caller("", f"2001:db8:1:2::{number:x}") for number in range(1, 5)],  # the same network
         [Caller("", "127.0.0.1", 1000), Caller("k", "::1", 1000)],
     ):
-        assert len({(await accounts.account(each)).user for each in caller}) == 1
+        assert len({(await accounts.account(address)).user for address in caller}) == 1
     different = [
         Caller("k", "10.0.0.7"),
         Caller("k", "10.0.0.8"),
@@ -244,7 +244,7 @@ async def test_invented_keys_do_not_change_user() -> None:
         Caller("k", "127.0.0.1", 1000),
         Caller("k", "127.0.0.1", 1001),
     ]
-    assert len({(await accounts.account(each)).user for each in different}) == len(different)
+    assert len({(await accounts.account(address)).user for address in different}) == len(different)
 
 
 @on_loop

@@ -275,11 +275,11 @@ async def test_server_of_non_root_user_admits_that_user_and_root() -> None:
 def token_of(server: LocalServer) -> str:
     """Return the token in the lines that a server printed."""
 
-    def found() -> str | None:
+    def find_token() -> str | None:
         lines = (re.search(r"export NDIF_API_KEY=(\w+)  ", line) for line in [*server.output])
         return next((line[1] for line in lines if line), None)
 
-    token: str = until(found)
+    token: str = until(find_token)
     return token
 
 

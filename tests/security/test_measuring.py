@@ -92,7 +92,9 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         "takes more than 1GiB of memory",
     ),
     "a header of 100,000 names": (
-        lambda folder: weights(folder, **{"n" * 30 + str(each): [1] for each in range(100_000)}),
+        lambda folder: weights(
+            folder, **{"n" * 30 + str(number): [1] for number in range(100_000)}
+        ),
         "describes more data than the file has",
     ),
     "a vocabulary that its weights do not have": (
@@ -179,14 +181,14 @@ class Site:
 
     def measuring(self) -> list[int]:
         """Return the running measuring processes."""
-        found = []
+        pids = []
         for server in children(os.getpid()):
             for pid in [server, *children(server)]:
                 with contextlib.suppress(OSError):
                     command = Path(f"/proc/{pid}/cmdline").read_bytes()
                     if b"ndif.runtime.measure" in command:
-                        found.append(pid)
-        return found
+                        pids.append(pid)
+        return pids
 
     def readers(self) -> int:
         return self.servers.started.count("ndif.runtime.measure")
@@ -275,11 +277,11 @@ async def test_attacks_are_refused_while_honest_models_are_measured(
         beside = await evaluate(a_config(honest, dtype="bfloat16"), HERE)
         assert beside.size_bytes < size
         assert time.monotonic() - started < 60
-        said = await asyncio.gather(*attacking)
+        reasons = await asyncio.gather(*attacking)
         watching.cancel()
-    for (name, (_, sentence)), found in zip(ATTACKS.items(), said, strict=True):
-        assert re.search(sentence, found), (name, found)
-        assert "Traceback" not in found
+    for (name, (_, sentence)), reason in zip(ATTACKS.items(), reasons, strict=True):
+        assert re.search(sentence, reason), (name, reason)
+        assert "Traceback" not in reason
     assert peak < 1300 * MIB
 
 
@@ -315,7 +317,7 @@ async def test_concurrent_measurements_are_limited_and_do_not_block_other_owners
 
         counting = asyncio.create_task(count())
         assert (await evaluate(a_config(honest), HERE)).size_bytes > 0
-        assert not any(each.done() for each in attacks)
+        assert not any(attack.done() for attack in attacks)
         counting.cancel()
         assert most == 4
 
@@ -328,11 +330,11 @@ async def test_refusal_is_remembered_only_for_its_commit(site: Site) -> None:
     async with an_evaluator(site, patience_s=2) as evaluate:
         with pytest.raises(EvaluationError, match="was not known after 2s") as first:
             await evaluate(a_config(name), HERE)
-        seen = site.readers()
+        readers = site.readers()
         with pytest.raises(EvaluationError, match="was not known after 2s") as second:
             await evaluate(a_config(name), HERE)
         assert str(first.value) == str(second.value)
-        assert site.readers() == seen
+        assert site.readers() == readers
         # Another commit is measured again.
         evaluate.patience_s = PATIENCE_S
         changed(folder, n_layer=4)
@@ -386,8 +388,8 @@ async def test_long_header_is_read_without_downloading_weights(site: Site) -> No
     names = {f"left.out.{'n' * 60}.{number}": torch.zeros(1) for number in range(2000)}
     save_file({**load_file(file), **names}, file, {"format": "pt"})
     async with an_evaluator(site) as evaluate:
-        found = await evaluate(a_config(site.publish("good/long", folder)), HERE)
-        assert found == replace(await evaluate(a_config(folder), HERE), repo_id="good/long")
+        evaluation = await evaluate(a_config(site.publish("good/long", folder)), HERE)
+        assert evaluation == replace(await evaluate(a_config(folder), HERE), repo_id="good/long")
     assert site.downloaded("*.safetensors") == []
 
 
@@ -418,7 +420,7 @@ def test_measuring_process_can_access_only_its_folder(tiny_gpt2: Path, tmp_path:
 
     def read() -> None:
         kept = _confine(theirs, tiny_gpt2, "require")
-        said = {
+        order = {
             "own": attempt((tiny_gpt2 / "config.json").read_text),
             "another": attempt(secret.read_text),
             "the system's": attempt(Path("/etc/passwd").read_text),
@@ -429,15 +431,15 @@ def test_measuring_process_can_access_only_its_folder(tiny_gpt2: Path, tmp_path:
             "memory": attempt(lambda: bytearray(3 << 29)),
             "environment": len(os.environ),
         }
-        kept.sendall(json.dumps(said).encode())
+        kept.sendall(json.dumps(order).encode())
 
     pid = fork(read)
     theirs.close()
     with ours:
-        said = json.loads(ours.makefile().read())
+        answer = json.loads(ours.makefile().read())
     os.waitpid(pid, 0)
     refused = "PermissionError"
-    assert said == {
+    assert answer == {
         "own": "done",
         **dict.fromkeys(("another", "the system's", "write", "connect", "run", "fork"), refused),
         "memory": "MemoryError",

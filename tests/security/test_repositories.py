@@ -41,10 +41,10 @@ CELLS = [(name, cell) for name, attack in ATTACKS.items() for cell in ("none", *
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = apart(
+    outcome_by_attack: dict[str, dict[str, Any]] = apart(
         "tests.security.repositories", tmp_path_factory.mktemp("attacks")
     )
-    return found
+    return outcome_by_attack
 
 
 @pytest.mark.parametrize(("name", "cell"), CELLS)
@@ -52,7 +52,7 @@ def test_each_layer_alone_stops_hostile_repository(
     outcomes: dict[str, dict[str, Any]], name: str, cell: str
 ) -> None:
     outcome = outcomes[name][cell]
-    assert outcome.get("gained") is (cell == "none"), (ATTACKS[name].what, outcome)
+    assert outcome.get("gained") is (cell == "none"), (ATTACKS[name].aim, outcome)
 
 
 def test_trusted_repository_code_still_runs(outcomes: dict[str, dict[str, Any]]) -> None:
@@ -91,11 +91,11 @@ REFUSED: dict[str, tuple[Callable[[Lab], Path], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 @on_loop
 async def test_hostile_repository_is_refused_in_one_line(lab: Lab, name: str) -> None:
-    make, said = REFUSED[name]
+    make, reason = REFUSED[name]
     with pytest.raises(ModelProcessError) as refused:
         async with serve(make(lab), settings=strangers(lab.folder)):
             pass
-    assert said in str(refused.value)
+    assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -145,8 +145,8 @@ async def test_model_process_is_confined_unless_a_user_is_trusted(lab: Lab) -> N
         return {name: value.strip() for name, value in (line.split(":", 1) for line in lines)}
 
     async with serve(lab.own, settings=settings) as served:
-        found = status(served.zygote)
-        assert (found["Seccomp"], found["NoNewPrivs"]) == ("2", "1")
+        state = status(served.zygote)
+        assert (state["Seccomp"], state["NoNewPrivs"]) == ("2", "1")
         await served.logits(reading(client), trusted=False)
         # A user who became trusted later causes the model to be loaded again.
         keys.write_text("keys: [{key: a-long-key, tags: [trusted]}]")

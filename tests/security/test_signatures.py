@@ -118,8 +118,8 @@ class World:
 
 
 def a_request(**fields: Any) -> Request:
-    said = {"payload": b"opaque", "trusted": True, **fields}
-    return Request(MODEL, "0.8", Wire.ENVELOPE, compress=False, base_url="http://here", **said)
+    values = {"payload": b"opaque", "trusted": True, **fields}
+    return Request(MODEL, "0.8", Wire.ENVELOPE, compress=False, base_url="http://here", **values)
 
 
 def altered(message: bytes, before: bytes, after: bytes) -> bytes:
@@ -240,10 +240,10 @@ async def test_refused_job_reports_reason_and_keeps_existing_end(
         job = lifecycle.claim(claimed)
         assert job is not None
         await lifecycle.fail(job, claimed.refusal)
-        told = await last_response(objects, forged.id)
-        assert told is not None
-        assert told.status is (Status.COMPLETED if had_ended else Status.ERROR)
-        assert had_ended or "Send it again" in told.fields["description"]
+        response = await last_response(objects, forged.id)
+        assert response is not None
+        assert response.status is (Status.COMPLETED if had_ended else Status.ERROR)
+        assert had_ended or "Send it again" in response.fields["description"]
         while await world.attacker.xlen("queue"):  # noqa: ASYNC110 - another process's
             await asyncio.sleep(0.01)
 
@@ -334,8 +334,8 @@ async def test_next_leader_runs_every_waiting_trusted_job(
         await world.leader.stop()
         successor = await world.another()
         claimed = [await within(successor.claim(), PATIENCE_S) for _ in jobs]
-        assert {each.id for each in claimed} == {each.id for each in jobs}
-        assert not any(each.refusal for each in claimed)
+        assert {request.id for request in claimed} == {request.id for request in jobs}
+        assert not any(request.refusal for request in claimed)
 
 
 # Messages to a replica
@@ -420,13 +420,16 @@ async def test_leader_ignores_forged_end(redis: RedisServer, tmp_path: Path) -> 
         claimed = await within(world.leader.claim(), PATIENCE_S)
         news = asyncio.get_running_loop().create_future()
         run = asyncio.create_task(lanes.run(claimed, announcement(claimed), "r", news))
-        done = Response(claimed.id, Status.COMPLETED)
-        for message in (encode_end(done), Signer(["another's"]).sign("ends", encode_end(done))):
+        response = Response(claimed.id, Status.COMPLETED)
+        for message in (
+            encode_end(response),
+            Signer(["another's"]).sign("ends", encode_end(response)),
+        ):
             await world.attacker.publish("ends", message)
         await time_passes_async(SOON_S)
         assert not run.done()
-        await replica.complete(claimed, done)
-        assert (await within(run, PATIENCE_S)) == replace(done, delivered=True)
+        await replica.complete(claimed, response)
+        assert (await within(run, PATIENCE_S)) == replace(response, delivered=True)
         await lanes.stop()
 
 
@@ -458,10 +461,10 @@ async def test_leader_ignores_forged_and_replayed_operations(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     async with a_world(redis, tmp_path) as world:
-        done: list[str] = []
+        events: list[str] = []
 
         async def perform(event: str, arguments: Any) -> bytes:
-            done.append(event)
+            events.append(event)
             return b'"done"'
 
         signer = world.leader.signer
@@ -482,12 +485,12 @@ async def test_leader_ignores_forged_and_replayed_operations(
         ):
             await world.attacker.xadd("dispatcher:events", entry)
         assert await within(asks.ask("EVICT", {}), PATIENCE_S) == b'"done"'
-        assert done == ["DEPLOY", "EVICT"]
+        assert events == ["DEPLOY", "EVICT"]
         # A process with another secret gets an error instead of waiting forever.
         stranger = LeaderRpc(world.gateway.client, Signer(["another's"]))
         with pytest.raises(OperationError, match="another NDIF_CLUSTER_SECRET"):
             await within(stranger.ask("DEPLOY", {}), PATIENCE_S)
-        assert done == ["DEPLOY", "EVICT"]
+        assert events == ["DEPLOY", "EVICT"]
         await end([serving])
 
 
@@ -510,7 +513,7 @@ async def test_operations_are_answered_despite_clock_differences(
             return task
 
         await world.attacker.set("dispatcher:leader", "somebody", px=60_000)
-        rpc, asks = (LeaderRpc(one.client, one.signer) for one in (world.leader, world.gateway))
+        rpc, asks = (LeaderRpc(side.client, side.signer) for side in (world.leader, world.gateway))
         serving = await begun(rpc.serve(perform), 50)
         for off_s in (0, 50, -50):
             asking = await begun(asks.ask("EVICT", {}), off_s)
@@ -618,7 +621,7 @@ async def test_cluster_secret_can_be_replaced_while_server_runs(
             assert not (await within(both.claim(), PATIENCE_S)).refusal
         # The other leader, without the new secret, takes over all three jobs.
         claimed = [await within(world.leader.claim(), PATIENCE_S) for _ in range(3)]
-        assert [bool(each.refusal) for each in claimed] == [False, True, True]
+        assert [bool(request.refusal) for request in claimed] == [False, True, True]
 
 
 def test_empty_secret_is_rejected() -> None:

@@ -99,8 +99,8 @@ def test_result_address_uses_requested_host(served: Gateway) -> None:
 )
 @pytest.mark.parametrize("over", ["loopback", "its own address"])
 def test_foreign_host_header_is_rejected(served: Gateway, host: str, over: str) -> None:
-    here = "127.0.0.1" if over == "loopback" else own_address() or "127.0.0.1"
-    refused = served.submit(f"http://{here}:{served.port}", Host=host)
+    address = "127.0.0.1" if over == "loopback" else own_address() or "127.0.0.1"
+    refused = served.submit(f"http://{address}:{served.port}", Host=host)
     assert refused.status_code == 403
     assert "NDIF_ALLOWED_HOSTS" in refused.json()["detail"]
     assert repr(host) in refused.json()["detail"]
@@ -122,8 +122,8 @@ def test_forwarded_headers_count_only_behind_configured_proxy(
     headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "198.51.100.7"}
     lied = served.accepted(served.submit(**headers))
     assert (lied.base_url, lied.user) == (served.url, "host 127.0.0.1")
-    told = proxied.accepted(proxied.submit(Host="ndif.example.org", **headers))
-    assert (told.base_url, told.user) == ("https://ndif.example.org", "host 198.51.100.7")
+    request = proxied.accepted(proxied.submit(Host="ndif.example.org", **headers))
+    assert (request.base_url, request.user) == ("https://ndif.example.org", "host 198.51.100.7")
 
 
 # Malformed headers
@@ -231,10 +231,10 @@ def test_untrusted_users_callback_to_public_address_is_accepted(
 
 
 def test_each_key_gets_its_own_webhook_secret(keyed: Gateway) -> None:
-    answers = [get(f"{keyed.url}/callbacks/secret", headers=each) for each in (ADA, ADA, BOB)]
+    answers = [get(f"{keyed.url}/callbacks/secret", headers=headers) for headers in (ADA, ADA, BOB)]
     secrets = [answer.json()["secret"] for answer in answers]
     assert secrets[0] == secrets[1] != secrets[2]
-    assert all(each.startswith("whsec_") for each in secrets)
+    assert all(secret.startswith("whsec_") for secret in secrets)
     assert {answer.headers["cache-control"] for answer in answers} == {"no-store"}
     assert get(f"{keyed.url}/callbacks/secret").status_code == 401
 
@@ -257,7 +257,7 @@ async def test_stored_callback_to_local_address_is_not_delivered(served: Gateway
         listening.settimeout(0.05)
         with pytest.raises(TimeoutError):
             listening.accept()
-    assert all(each.dead for each in await queue.all(10))
+    assert all(callback.dead for callback in await queue.all(10))
     await end([delivering])
 
 

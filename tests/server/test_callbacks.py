@@ -92,10 +92,10 @@ GOOD, BAD = (f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode() for st
 
 
 def test_webhook_is_delivered_after_server_was_killed(server_environment: dict[str, str]) -> None:
-    here = [NAME, "--sandbox", "--port", str(free_port())]
+    arguments = [NAME, "--sandbox", "--port", str(free_port())]
     environment = {**server_environment, "NDIF_CALLBACK_NETWORKS": "127.0.0.0/8"}
     hook = free_port()
-    server = LocalServer(*here, environment=environment).ready()
+    server = LocalServer(*arguments, environment=environment).ready()
     try:
         url = f"http://127.0.0.1:{hook}/done?token={PRIVATE}"
         job = send_old(server, ndif_callback=url).json()["id"]
@@ -105,20 +105,20 @@ def test_webhook_is_delivered_after_server_was_killed(server_environment: dict[s
         until(lambda: any(failed in line for line in [*server.output]), lambda: str(server.output))
     finally:
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
-    said = "\n".join(server.output)
+    log = "\n".join(server.output)
     with web_server(hook, GOOD) as asked:
-        server = LocalServer(*here, "--verbose", environment=environment).ready()
+        server = LocalServer(*arguments, "--verbose", environment=environment).ready()
         try:
             until(lambda: asked)
-            told = f"request {job}: its webhook or mail is delivered"
-            until(lambda: any(told in line for line in [*server.output]))
+            delivered = f"request {job}: its webhook or mail is delivered"
+            until(lambda: any(delivered in line for line in [*server.output]))
         finally:
             server.stop()
     assert asked[0].startswith(f"GET /done?token={PRIVATE}&status=ERROR&id={job} HTTP/1.1".encode())
     assert len(asked) == 1
-    said += "\n".join(server.output)
-    assert PRIVATE not in said
-    assert str(hook) not in said
+    log += "\n".join(server.output)
+    assert PRIVATE not in log
+    assert str(hook) not in log
 
 
 def test_webhook_is_delivered_after_leader_was_killed(
@@ -169,15 +169,15 @@ def test_mail_is_sent_without_logging_its_address(server_environment: dict[str, 
         try:
             job = send_old(server, ndif_callback="ada@lovelace.example").json()["id"]
             until(lambda: post.received)
-            told = f"request {job}: its webhook or mail is delivered"
-            until(lambda: any(told in line for line in [*server.output]))
+            delivered = f"request {job}: its webhook or mail is delivered"
+            until(lambda: any(delivered in line for line in [*server.output]))
         finally:
             server.stop()
     (envelope,) = post.received
     assert envelope.rcpt_tos == ["ada@lovelace.example"]
     assert f"Your job {job} has ended: ERROR.".encode() in envelope.content
-    said = "\n".join(server.output)
-    assert not [each for each in ("lovelace", "p%40ss", "p@ss") if each in said]
+    log = "\n".join(server.output)
+    assert not [secret for secret in ("lovelace", "p%40ss", "p@ss") if secret in log]
 
 
 def test_operator_lists_and_retries_failed_webhook(
@@ -195,8 +195,8 @@ def test_operator_lists_and_retries_failed_webhook(
     def ndif(*arguments: str) -> dict[str, Any]:
         command = [NDIF, "callbacks", *arguments, "--json"]
         variables = {**os.environ, **environment}
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-        answer: dict[str, Any] = json.loads(done.stdout)
+        process = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        answer: dict[str, Any] = json.loads(process.stdout)
         return answer
 
     try:
@@ -244,8 +244,8 @@ async def test_callback_operations_handle_missing_entries_and_wrong_arguments(
 async def test_leader_moves_local_callbacks_to_broker(redis: RedisServer, tmp_path: Path) -> None:
     redis.command("flushall")
     left, callbacks = SqliteCallbacks(tmp_path / CALLBACKS), [a_callback(n) for n in range(3)]
-    for each in callbacks:
-        await left.add(each)
+    for callback in callbacks:
+        await left.add(callback)
     await left.stop()
     config = ProcessConfig(
         listening=0,

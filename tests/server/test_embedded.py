@@ -53,8 +53,8 @@ def client(
 
 @pytest.mark.parametrize("name", ["my-lab/folder", NAME, NAME.upper()])
 def test_model_files_are_served_before_model_is_loaded(name: str, client: TestClient) -> None:
-    told = client.get(f"/hub/api/models/{name}").json()
-    assert (told["id"].lower(), told["pipeline_tag"]) == (name.lower(), "text-generation")
+    info = client.get(f"/hub/api/models/{name}").json()
+    assert (info["id"].lower(), info["pipeline_tag"]) == (name.lower(), "text-generation")
     assert client.get(f"/hub/{name}/resolve/main/config.json").json()["model_type"] == "gpt2"
     assert client.get(f"/hub/{name}/resolve/main/model.safetensors").status_code == 404
 

@@ -99,7 +99,7 @@ def half(tiny_gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def says(server: LocalServer, text: str) -> bool:
+def has_printed(server: LocalServer, text: str) -> bool:
     return any(text in line for line in [*server.output])
 
 
@@ -107,12 +107,12 @@ def start(place: Place, *arguments: str | Path, **variables: str) -> tuple[int, 
     """Start a server that must fail to start; return its exit code and its output."""
     plain = {"COLUMNS": "200", "NO_COLOR": "1"}
     environment = {**os.environ, **plain, **place.environment, **variables}
-    done = ndif("local", "start", *arguments, environment=environment)
+    process = ndif("local", "start", *arguments, environment=environment)
     place.until_gone()
     assert place.temporary() == []
-    said = done.stdout + done.stderr
-    assert "Traceback" not in said, said
-    return done.returncode, said.strip()
+    output = process.stdout + process.stderr
+    assert "Traceback" not in output, output
+    return process.returncode, output.strip()
 
 
 # Errors before loading. If the output does not report the absent model as missing, nothing was loaded.
@@ -137,9 +137,9 @@ def test_requested_port_in_use_is_reported(place: Place) -> None:
     ],
 )
 def test_unusable_listen_address_is_reported(place: Place, host: str, why: str) -> None:
-    code, said = start(place, ABSENT, "--host", host)
+    code, output = start(place, ABSENT, "--host", host)
     assert code == 1
-    assert re.fullmatch(rf"Error: Cannot listen on {host}:8289: .*({why}).*\.", said), said
+    assert re.fullmatch(rf"Error: Cannot listen on {host}:8289: .*({why}).*\.", output), output
 
 
 def test_folder_without_name_is_refused(place: Place, tiny_gpt2: Path) -> None:
@@ -151,9 +151,9 @@ def test_folder_without_name_is_refused(place: Place, tiny_gpt2: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["./missing", "/missing", "../missing/", "~/missing"])
 def test_missing_folder_is_reported(place: Place, missing: str) -> None:
-    code, said = start(place, missing, "--name", "a/b")
+    code, output = start(place, missing, "--name", "a/b")
     assert code == 1
-    assert re.fullmatch(r"Error: There is no folder \S*missing\.", said), said
+    assert re.fullmatch(r"Error: There is no folder \S*missing\.", output), output
 
 
 def test_folder_without_config_is_refused(place: Place, tmp_path: Path) -> None:
@@ -165,26 +165,26 @@ def test_folder_without_config_is_refused(place: Place, tmp_path: Path) -> None:
 
 
 def test_name_option_for_repository_is_refused(place: Place) -> None:
-    code, said = start(place, ABSENT, "--name", "a/b")
+    code, output = start(place, ABSENT, "--name", "a/b")
     assert code == 1
-    assert said == "Error: --name is for a folder; clients ask for a repository by its own id."
+    assert output == "Error: --name is for a folder; clients ask for a repository by its own id."
 
 
 @pytest.mark.parametrize("folder", ["/proc/results", "/dev/null/results", "/dev/null"])
 def test_unusable_results_folder_is_refused(place: Place, folder: str) -> None:
-    code, said = start(place, ABSENT, "--results-dir", folder)
+    code, output = start(place, ABSENT, "--results-dir", folder)
     assert code in (1, 2)
-    assert re.search(rf"Error: .*{folder}.*\.$", said), said
+    assert re.search(rf"Error: .*{folder}.*\.$", output), output
 
 
 def test_folder_of_another_server_is_refused_and_kept(place: Place, tiny_gpt2: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = str(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = str(occupied.getsockname()[1])
     folder = Path(place.environment["NDIF_SESSION_ROOT"], "local", port)
     held = Spool(folder / SPOOL, FileStore(folder, 60))
-    code, said = start(place, tiny_gpt2, "--name", "a/b", "--port", port)
+    code, output = start(place, tiny_gpt2, "--name", "a/b", "--port", port)
     assert code == 1
-    assert "another server has the jobs" in said
+    assert "another server has the jobs" in output
     assert (folder / SPOOL).is_dir()
     asyncio.run(held.close())
 
@@ -199,9 +199,9 @@ def test_folder_of_another_server_is_refused_and_kept(place: Place, tiny_gpt2: P
     ],
 )
 def test_invalid_variable_is_named(place: Place, variable: str, value: str) -> None:
-    code, said = start(place, ABSENT, **{variable: value})
+    code, output = start(place, ABSENT, **{variable: value})
     assert code == 1
-    assert re.fullmatch(rf"Error: The variable {variable} is not valid: .*\.", said), said
+    assert re.fullmatch(rf"Error: The variable {variable} is not valid: .*\.", output), output
 
 
 @pytest.mark.parametrize(
@@ -209,19 +209,19 @@ def test_invalid_variable_is_named(place: Place, variable: str, value: str) -> N
     [[], ["a/b", "c/d"], ["a/b", "--port", "0"], ["a/b", "--threads", "none"], ["--no"]],
 )
 def test_invalid_command_shows_usage(place: Place, arguments: list[str]) -> None:
-    code, said = start(place, *arguments)
+    code, output = start(place, *arguments)
     assert code == 2
-    assert said.startswith("Usage: ndif local start [OPTIONS] CHECKPOINT")
+    assert output.startswith("Usage: ndif local start [OPTIONS] CHECKPOINT")
 
 
 # Errors during loading
 
 
 def test_missing_hub_repository_is_reported(place: Place) -> None:
-    code, said = start(place, ABSENT)
+    code, output = start(place, ABSENT)
     assert code == 1
-    assert f"Error: '{ABSENT}' could not be loaded for nnsight 0.8: " in said
-    assert re.search("not a valid model identifier|no repository|serves", said), said
+    assert f"Error: '{ABSENT}' could not be loaded for nnsight 0.8: " in output
+    assert re.search("not a valid model identifier|no repository|serves", output), output
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "missing"])
@@ -234,21 +234,21 @@ def test_damaged_checkpoint_is_reported(
     weights.unlink()
     if damage != "missing":
         weights.write_bytes(b"garbage" * 100 if damage == "garbage" else content[:-1000])
-    code, said = start(place, folder, "--name", "a/b")
+    code, output = start(place, folder, "--name", "a/b")
     assert code == 1
-    assert "Error: 'a/b' could not be loaded for nnsight 0.8: " in said
+    assert "Error: 'a/b' could not be loaded for nnsight 0.8: " in output
     reason = "model.safetensors" if damage == "missing" else "(?i)safetensor"
-    assert re.search(reason, said), said
-    assert "Serving at" not in said
+    assert re.search(reason, output), output
+    assert "Serving at" not in output
 
 
 def test_missing_gpu_is_reported(place: Place, tiny_gpt2: Path) -> None:
     named = (tiny_gpt2, "--name", "a/b", "--device", "cuda:99")
-    code, said = start(place, *named)
+    code, output = start(place, *named)
     assert code == 1
-    assert "The model is to be on cuda:99, but torch" in said or "invalid device ordinal" in said, (
-        said
-    )
+    assert (
+        "The model is to be on cuda:99, but torch" in output or "invalid device ordinal" in output
+    ), output
 
 
 # The port
@@ -258,7 +258,7 @@ def test_listen_skips_ports_in_use() -> None:
     with contextlib.ExitStack() as held:
         first = held.enter_context(listen("127.0.0.1", None))
         second = held.enter_context(listen("127.0.0.1", None))
-        ports = [each.getsockname()[1] for each in (first, second)]
+        ports = [listener.getsockname()[1] for listener in (first, second)]
         assert 8289 <= ports[0] < ports[1] < 8289 + 100
         with pytest.raises(StartError, match=f"Port {ports[0]} is in use"):
             listen("127.0.0.1", ports[0])
@@ -365,8 +365,8 @@ def test_server_ends_on_signal_while_it_loads(place: Place, number: signal.Signa
     place.until_gone()
     assert place.temporary() == []
     assert not server.url
-    assert says(server, "Stopped.")
-    assert not says(server, "Traceback")
+    assert has_printed(server, "Stopped.")
+    assert not has_printed(server, "Traceback")
 
 
 @pytest.fixture(scope="module")
@@ -399,8 +399,8 @@ def submit(server: LocalServer, payload: Path, session: str = "") -> str:
 
 def polled(server: LocalServer, job: str) -> dict[str, str]:
     """Return the last response of a job."""
-    found: dict[str, str] = httpx.get(f"{server.url}/response/{job}").json()
-    return found
+    response: dict[str, str] = httpx.get(f"{server.url}/response/{job}").json()
+    return response
 
 
 def free_port() -> str:
@@ -448,7 +448,7 @@ def test_server_ends_while_job_runs_and_keeps_results(
     assert code == 0
     assert took < ENDS_WITHIN_S
     assert place.processes() == []
-    assert not says(server, "Traceback")
+    assert not has_printed(server, "Traceback")
     assert place.temporary() == []
     (kept,) = results.glob("results/*.pt")
     content = zstandard.ZstdDecompressor().decompress(kept.read_bytes())
@@ -483,7 +483,7 @@ def test_killed_server_leaves_no_process_behind(
         place.until_gone()
     if moment == "idle":
         # Without a requested dtype, the checkpoint's dtype is used.
-        assert says(server, "bfloat16 on cpu")
+        assert has_printed(server, "bfloat16 on cpu")
     if moment == "running":
         # A polling client finds both jobs again, and both end.
         server = LocalServer(*again, environment={**place.anew, "NDIF_MAX_ATTEMPTS": "1"})
@@ -497,7 +497,7 @@ def test_killed_server_leaves_no_process_behind(
             until(lambda: polled(server, left)["status"] == "RUNNING")
         finally:
             server.stop()
-        assert says(server, "1 polled job waits, to run once port"), [*server.output][-8:]
+        assert has_printed(server, "1 polled job waits, to run once port"), [*server.output][-8:]
         # An orderly shutdown does not count as an attempt of the running job.
         (spool,) = Path(place.environment["NDIF_SESSION_ROOT"]).glob(
             f"local/{again[-1]}/spool/*.sqlite"
@@ -507,10 +507,11 @@ def test_killed_server_leaves_no_process_behind(
 
 
 def test_no_token_option_warns_that_every_user_may_run_code(place: Place) -> None:
-    code, said = start(place, ABSENT, "--no-token")
+    code, output = start(place, ABSENT, "--no-token")
     assert code == 1
     assert (
-        "Warning: Every user of this machine runs code here as you: --no-token asks nobody" in said
+        "Warning: Every user of this machine runs code here as you: --no-token asks nobody"
+        in output
     )
 
 
@@ -518,9 +519,9 @@ def test_listening_on_all_addresses_causes_warning(place: Place) -> None:
     server = LocalServer(NAME, "--host", "0.0.0.0", environment=place.anew)
     try:
         warning = "Warning: 0.0.0.0 is reachable from other machines. Everybody who has the token runs code"
-        until(lambda: says(server, warning))
+        until(lambda: has_printed(server, warning))
     finally:
         server.stop()
     place.until_gone()
     assert place.temporary() == []
-    assert not says(server, "Traceback")
+    assert not has_printed(server, "Traceback")

@@ -64,8 +64,8 @@ class InfluxServer:
         with urllib.request.urlopen(request) as answer:
             (result,) = json.load(answer)["results"]
         assert "error" not in result, result
-        found: list[dict[str, Any]] = result.get("series", [])
-        return found
+        series: list[dict[str, Any]] = result.get("series", [])
+        return series
 
     def rows(self, database: str, measurement: str) -> list[dict[str, Any]]:
         """Return the points of a measurement, each with its time, tags and fields."""
@@ -78,11 +78,13 @@ class InfluxServer:
     def until(self, database: str, measurement: str, least: int = 1) -> list[dict[str, Any]]:
         """Wait until a measurement has `least` points; return its points."""
 
-        def found() -> list[dict[str, Any]]:
+        def enough_rows() -> list[dict[str, Any]]:
             rows = self.rows(database, measurement)
             return rows if len(rows) >= least else []
 
-        return until(found, lambda: f"{measurement} has {len(self.rows(database, measurement))}")
+        return until(
+            enough_rows, lambda: f"{measurement} has {len(self.rows(database, measurement))}"
+        )
 
     def start(self) -> None:
         """Start the server again."""

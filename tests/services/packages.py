@@ -29,14 +29,14 @@ def need(program: str, *packages: str) -> str:
     """
     # While another test process installs a package, its programs exist before they can run.
     with _locked(fcntl.LOCK_SH):
-        found = shutil.which(program, path=_path())
-    if found is not None:
-        return found
+        path = shutil.which(program, path=_path())
+    if path is not None:
+        return path
     refused = _install(program, packages)
-    found = shutil.which(program, path=_path())
-    if found is None:
+    path = shutil.which(program, path=_path())
+    if path is None:
         go_without(f"{program} is missing: apt-get install {' '.join(packages)} ({refused})")
-    return found
+    return path
 
 
 def go_without(reason: str) -> NoReturn:
@@ -63,11 +63,11 @@ def _install(program: str, packages: tuple[str, ...]) -> str:
             return ""
         command = (*_APT, "install", "-y", "--no-install-recommends", *packages)
         with _no_daemons():
-            done = _run(*command)
-            if done.returncode != 0:  # for example if the package lists were never fetched
+            process = _run(*command)
+            if process.returncode != 0:  # for example if the package lists were never fetched
                 _run(*_APT, "update")
-                done = _run(*command)
-    return done.stderr.strip()[-500:]
+                process = _run(*command)
+    return process.stderr.strip()[-500:]
 
 
 @contextlib.contextmanager

@@ -28,10 +28,10 @@ class PostgresServer:
 
     def __init__(self) -> None:
         need("pg_ctlcluster", "postgresql")
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-        if not found:
+        folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+        if not folders:
             go_without("PostgreSQL is missing: apt-get install postgresql")
-        self.programs = found[-1]
+        self.programs = folders[-1]
         self.port = free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="ndif-postgres-"))
         self._folder.chmod(0o755)
@@ -82,15 +82,15 @@ class PostgresServer:
 
     def run(self, program: str, *arguments: str) -> str:
         """Return the output of one of the server's programs."""
-        done = subprocess.run(
+        process = subprocess.run(
             [self.programs / program, *arguments],
             env={**os.environ, "PGHOST": HOST, "PGPORT": str(self.port), "PGUSER": USER}
             | {"PGPASSWORD": PASSWORD},
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        assert process.returncode == 0, process.stderr
+        return process.stdout.strip()
 
     def __enter__(self) -> PostgresServer:
         secret = self._folder / "password"
@@ -115,7 +115,7 @@ class PostgresServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _answers(self) -> bool:
-        done = subprocess.run(
+        process = subprocess.run(
             [self.programs / "pg_isready", "-q", "-h", HOST, "-p", str(self.port)]
         )
-        return done.returncode == 0
+        return process.returncode == 0

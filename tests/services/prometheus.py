@@ -19,10 +19,10 @@ from tests.waiting import until
 def promtool(*arguments: str, content: bytes = b"") -> str:
     """Return the problems that `promtool` finds; "" if there are none."""
     program = need("promtool", "prometheus")
-    done = subprocess.run([program, *arguments], input=content, capture_output=True)
-    found = (done.stdout + done.stderr).decode().strip()
-    assert done.returncode == 0 or found, done.returncode
-    return found if done.returncode != 0 else ""
+    process = subprocess.run([program, *arguments], input=content, capture_output=True)
+    output = (process.stdout + process.stderr).decode().strip()
+    assert process.returncode == 0 or output, process.returncode
+    return output if process.returncode != 0 else ""
 
 
 class PrometheusServer:
@@ -57,8 +57,8 @@ class PrometheusServer:
 
     def query(self, text: str) -> list[dict[str, Any]]:
         """Return the current samples of a query."""
-        found: list[dict[str, Any]] = self.get("query", query=text)["result"]
-        return found
+        samples: list[dict[str, Any]] = self.get("query", query=text)["result"]
+        return samples
 
     def until(self, text: str) -> list[dict[str, Any]]:
         """Wait until a query has samples; return them."""

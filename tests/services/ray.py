@@ -131,13 +131,13 @@ class RayServer:
 
     def workers(self, kind: str) -> list[psutil.Process]:
         """Return the processes of actors of this class, on any node of this cluster."""
-        found = []
+        processes = []
         for node in self._nodes:
             for process in node.processes():
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                     if "".join(process.cmdline()[:1]).startswith(f"ray::{kind}"):
-                        found.append(process)
-        return found
+                        processes.append(process)
+        return processes
 
     def add(
         self, name: str, resources: Mapping[str, int], environment: Mapping[str, str] | None = None

@@ -53,10 +53,10 @@ class RedisServer:
 
     def command(self, *words: str) -> str:
         """Return the answer to a command such as `("config", "set", "maxmemory", "1")`."""
-        done = subprocess.run(
+        process = subprocess.run(
             [self._cli, "-h", HOST, "-p", str(self.port), *words], capture_output=True, text=True
         )
-        return done.stdout.strip() or done.stderr.strip()
+        return process.stdout.strip() or process.stderr.strip()
 
     def __enter__(self) -> RedisServer:
         self.start()

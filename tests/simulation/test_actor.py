@@ -67,17 +67,17 @@ async def ignore(response: Response) -> bool:
     return True
 
 
-def no_progress(done: int, total: int) -> None:
-    assert 0 <= done <= total
+def no_progress(loaded: int, total: int) -> None:
+    assert 0 <= loaded <= total
 
 
 def test_each_step_takes_time_and_holds_resources() -> None:
     times = []
 
     async def scene(replica: ModelActor, usage: NodeUsage) -> None:
-        seen: list[tuple[int, int]] = []
-        await replica.start(lambda done, total: seen.append((done, total)))
-        assert seen == [(0, SIZE), (SIZE, SIZE)]
+        reports: list[tuple[int, int]] = []
+        await replica.start(lambda loaded, total: reports.append((loaded, total)))
+        assert reports == [(0, SIZE), (SIZE, SIZE)]
         times.append(now())
         assert (await replica.run(REQUEST, ignore)).status is Status.COMPLETED
         times.append(now())

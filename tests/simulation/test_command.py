@@ -32,10 +32,10 @@ def simulate(folder: Path, *arguments: str, hashing: int = 0) -> subprocess.Comp
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("simulation")
-    done = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--generate", *SMALL)
-    assert done.returncode == 0, done.stderr
-    assert "Wrote c.yaml: a cluster with 40 models." in done.stderr
-    assert "Wrote day.jsonl: 400 requests in 1 hours." in done.stderr
+    process = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--generate", *SMALL)
+    assert process.returncode == 0, process.stderr
+    assert "Wrote c.yaml: a cluster with 40 models." in process.stderr
+    assert "Wrote day.jsonl: 400 requests in 1 hours." in process.stderr
     # Little memory and short deployment times, so that models evict each other.
     cluster = (folder / "c.yaml").read_text()
     for roomy, tight in (
@@ -51,11 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reported(folder: Path, *arguments: str, hashing: int = 0) -> str:
-    done = simulate(
+    process = simulate(
         folder, "day.jsonl", "--cluster", "c.yaml", "--json", *arguments, hashing=hashing
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -76,20 +76,20 @@ def test_same_trace_and_seed_give_identical_report(folder: Path, first: str) -> 
 
 
 def test_another_seed_places_differently_and_loses_no_request(folder: Path, first: str) -> None:
-    one, other = json.loads(first), json.loads(reported(folder, "--seed", "1"))
-    assert one["nodes"] != other["nodes"]
-    assert one["overall"]["requests"] == other["overall"]["requests"] == 400
-    assert (one["trace"]["seed"], other["trace"]["seed"]) == (0, 1)
+    first_report, other = json.loads(first), json.loads(reported(folder, "--seed", "1"))
+    assert first_report["nodes"] != other["nodes"]
+    assert first_report["overall"]["requests"] == other["overall"]["requests"] == 400
+    assert (first_report["trace"]["seed"], other["trace"]["seed"]) == (0, 1)
 
 
 def test_report_is_printed_as_tables_without_json_option(folder: Path) -> None:
-    done = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--top", "3")
-    assert done.returncode == 0, done.stderr
-    assert "400 requests of 9 users" in done.stdout
-    assert "The first 3 models, of " in done.stdout
+    process = simulate(folder, "day.jsonl", "--cluster", "c.yaml", "--top", "3")
+    assert process.returncode == 0, process.stderr
+    assert "400 requests of 9 users" in process.stdout
+    assert "The first 3 models, of " in process.stdout
     for name in ("lab-0/pythia-000", "a100-1", "p99", "to WARM", "GPUs busy"):
-        assert name in done.stdout
-    assert "Simulated 1h 2m" in done.stderr
+        assert name in process.stdout
+    assert "Simulated 1h 2m" in process.stderr
 
 
 def test_trace_is_generated_for_models_of_existing_cluster_file(folder: Path) -> None:
@@ -97,18 +97,18 @@ def test_trace_is_generated_for_models_of_existing_cluster_file(folder: Path) ->
         "nodes: [{cpu_memory: 8GiB}]\nmodels: {me/one: 1GB, me/two: 2GB}\n"
     )
     for name in ("a.jsonl", "b.jsonl"):
-        done = simulate(
+        process = simulate(
             folder, name, "--cluster", "mine.yaml", "--generate", "--requests", "50", "--seed", "4"
         )
-        assert done.returncode == 0, done.stderr
-        assert "mine.yaml" not in done.stderr
+        assert process.returncode == 0, process.stderr
+        assert "mine.yaml" not in process.stderr
     lines = (folder / "a.jsonl").read_text().splitlines()
     assert {json.loads(line)["model"] for line in lines} == {"me/one", "me/two"}
     assert lines == (folder / "b.jsonl").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("none.jsonl", "--cluster", "c.yaml"), "none.jsonl cannot be read"),
         (("day.jsonl", "--cluster", "none.yaml"), "none.yaml cannot be read"),
@@ -123,15 +123,15 @@ def test_trace_is_generated_for_models_of_existing_cluster_file(folder: Path) ->
     ],
 )
 def test_invalid_input_is_reported_as_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
 ) -> None:
     line = '{"at": 0, "model": "x/y", "user": "u", "run_s": 1}\n'
     (folder / "bad.jsonl").write_text(f"{line}no\n")
     (folder / "other.jsonl").write_text(line)
     (folder / "empty.yaml").write_text("nodes: [{cpu_memory: 1GiB}]\n")
     monkeypatch.chdir(folder)
-    done = CliRunner().invoke(cli, ["simulate", *arguments])
-    assert done.exit_code == 1
-    assert isinstance(done.exception, SystemExit)
-    assert done.stderr.startswith("Error: ")
-    assert said in done.stderr
+    result = CliRunner().invoke(cli, ["simulate", *arguments])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("Error: ")
+    assert expected in result.stderr

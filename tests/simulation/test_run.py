@@ -99,9 +99,9 @@ def test_evicted_model_without_cpu_memory_is_loaded_again() -> None:
 def test_request_without_gpu_memory_is_refused_with_reason() -> None:
     journal = simulated(ONE_GPU, asks(0, "a"), asks(60, "b"), asks(70, "b"))
     assert waits(journal) == [18.0, None, None]
-    found = report(read(ONE_GPU, "c.yaml"), journal, 0)
-    assert (found["overall"]["refused"], found["overall"]["completed"]) == (2, 1)
-    (error,) = found["errors"]
+    summary = report(read(ONE_GPU, "c.yaml"), journal, 0)
+    assert (summary["overall"]["refused"], summary["overall"]["completed"]) == (2, 1)
+    (error,) = summary["errors"]
     assert error["requests"] == 2
     assert "org/a" in error["for_example"]
     assert "protected for another" in error["for_example"]
@@ -110,10 +110,10 @@ def test_request_without_gpu_memory_is_refused_with_reason() -> None:
 def test_simulation_may_end_at_time_zero() -> None:
     text = ONE_GPU.replace("1x10GB", "1x1GB")
     journal = simulated(text, asks(0, "a"))
-    found = report(read(text, "c.yaml"), journal, 0)
-    assert (found["trace"]["ended_s"], found["overall"]["refused"]) == (0.0, 1)
-    assert (found["overall"]["wait_s"], found["overall"]["gpus_held"]) == (None, None)
-    show(found, Console(), 5)
+    summary = report(read(text, "c.yaml"), journal, 0)
+    assert (summary["trace"]["ended_s"], summary["overall"]["refused"]) == (0.0, 1)
+    assert (summary["overall"]["wait_s"], summary["overall"]["gpus_held"]) == (None, None)
+    show(summary, Console(), 5)
 
 
 def test_dedicated_models_are_deployed_before_first_request() -> None:
@@ -129,10 +129,10 @@ def test_long_queue_adds_replicas() -> None:
     )
     crowd = [asks(number, "a", 20.0) for number in range(300)]
     many = simulated(text, *crowd)
-    one = simulated(ONE_GPU, *crowd)
+    single = simulated(ONE_GPU, *crowd)
     key = next(iter(many.by_model))
     assert many.by_model[key].cold_loads == 4
-    assert many.ended_s < one.ended_s / 2
+    assert many.ended_s < single.ended_s / 2
 
 
 def test_request_over_execution_timeout_is_ended() -> None:
@@ -186,17 +186,17 @@ def test_report_gives_held_and_busy_gpu_shares() -> None:
     """A model holds one of two nodes' GPUs from the decision on, and is busy for a quarter of the time."""
     text = ONE_GPU.replace("nodes: [", "nodes: [{name: other, gpus: 1x1GB, cpu_memory: 1GB}, ")
     journal = simulated(text, asks(0, "a", 20), asks(62, "a", 2), asks(86, "a", 2))
-    found = report(read(text, "c.yaml"), journal, 0)
-    assert found["trace"]["ended_s"] == 88.0
-    assert found["overall"]["on_cpu"] == 0
-    by_node = {row["node"]: row for row in found["nodes"]}
+    summary = report(read(text, "c.yaml"), journal, 0)
+    assert summary["trace"]["ended_s"] == 88.0
+    assert summary["overall"]["on_cpu"] == 0
+    by_node = {row["node"]: row for row in summary["nodes"]}
     assert by_node["node-1"]["gpus_held"] == 1.0
     assert by_node["node-1"]["gpu_utilisation"] == round(24 / 88, 6)
     assert by_node["other"]["gpus_held"] == 0.0
-    assert found["overall"]["gpu_utilisation"] == round(12 / 88, 6)
-    (row,) = found["models"]
+    assert summary["overall"]["gpu_utilisation"] == round(12 / 88, 6)
+    (row,) = summary["models"]
     assert row["busy_while_held"] == round(24 / 88, 6)
-    assert found["hours"][0]["gpu_utilisation"] == round(12 / 88, 6)
+    assert summary["hours"][0]["gpu_utilisation"] == round(12 / 88, 6)
 
 
 def test_fraction_of_gpu_counts_as_fraction() -> None:
@@ -267,8 +267,8 @@ def the_numbers_agree(
     world = tight(names, gpus, memory)
     trace = asked(names, requests, seed)
     journal = run(world, trace, seed)
-    found = report(world, journal, seed)
-    overall = found["overall"]
+    summary = report(world, journal, seed)
+    overall = summary["overall"]
     assert overall["requests"] == requests
     assert overall["completed"] + overall["refused"] + overall["failed"] == requests
     assert overall["unfinished"] == 0
@@ -282,23 +282,23 @@ def the_numbers_agree(
             run_s = min(outcome.asked.run_s * slowdown, 3600)
             assert outcome.ended == pytest.approx(outcome.dispatched + run_s)
     for column in ("requests", "completed", "refused"):
-        assert sum(row[column] for row in found["models"]) == overall[column]
-        assert sum(row["requests"] for row in found["hours"]) == requests
+        assert sum(row[column] for row in summary["models"]) == overall[column]
+        assert sum(row["requests"] for row in summary["hours"]) == requests
     for column in ("cold_loads", "warm_returns", "evicted_to_warm", "dropped_from_warm"):
-        for rows in (found["models"], found["nodes"]):
+        for rows in (summary["models"], summary["nodes"]):
             assert sum(row[column] for row in rows) == overall[column]
-    assert sum(error["requests"] for error in found["errors"]) == requests - overall["completed"]
+    assert sum(error["requests"] for error in summary["errors"]) == requests - overall["completed"]
     if (
         overall["gpu_utilisation"] is None
     ):  # all requests were refused on arrival, so no time has passed
         assert overall["refused"] == requests
         return overall
-    for row in (overall, *found["nodes"], *found["hours"]):
+    for row in (overall, *summary["nodes"], *summary["hours"]):
         assert 0 <= row["gpu_utilisation"] <= row["gpus_held"] + 1e-6
         assert row["gpus_held"] <= 1 + 1e-6
         assert 0 <= row["cpu_memory_held"] <= 1 + 1e-6
     assert overall["gpu_utilisation"] == pytest.approx(
-        sum(row["gpu_utilisation"] for row in found["models"]), abs=1e-6 * len(found["models"])
+        sum(row["gpu_utilisation"] for row in summary["models"]), abs=1e-6 * len(summary["models"])
     )
     return overall
 

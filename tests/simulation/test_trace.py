@@ -65,7 +65,7 @@ def test_empty_lines_are_skipped_but_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ("[1]", "a request must be a JSON object, not [1]"),
         ("[" * 5000, "this is not JSON"),
@@ -87,10 +87,10 @@ def test_empty_lines_are_skipped_but_counted() -> None:
         (line(user="x" * 70_000), "the line is longer than 65,536 characters"),
     ],
 )
-def test_invalid_line_is_reported_with_its_number(wrong: str, said: str) -> None:
+def test_invalid_line_is_reported_with_its_number(wrong: str, expected: str) -> None:
     (problem,) = problems(line(), wrong)
     assert problem.startswith("day.jsonl, line 2: ")
-    assert said in problem
+    assert expected in problem
     assert problem.endswith(".")
 
 

@@ -195,21 +195,21 @@ def test_tasks_waiting_for_each_other_are_a_deadlock() -> None:
 
 
 def test_remaining_tasks_are_cancelled_and_may_clean_up() -> None:
-    said: list[str] = []
+    events: list[str] = []
 
     async def numbers() -> AsyncIterator[int]:
         try:
             yield 1
             yield 2
         finally:
-            said.append("closed")
+            events.append("closed")
 
     async def stays() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             await elapse(60)
-            said.append("cleaned up")
+            events.append("cleaned up")
 
     async def main() -> AsyncIterator[int]:
         asyncio.create_task(stays())  # noqa: RUF006 - left behind on purpose
@@ -219,21 +219,21 @@ def test_remaining_tasks_are_cancelled_and_may_clean_up() -> None:
         return left
 
     assert run(main()) is not None
-    assert said == ["cleaned up", "closed"]
+    assert events == ["cleaned up", "closed"]
 
 
 def test_tasks_are_cancelled_after_deadlock() -> None:
-    said: list[str] = []
+    events: list[str] = []
 
     async def main() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            said.append("cleaned up")
+            events.append("cleaned up")
 
     with pytest.raises(DeadlockError):
         run(main())
-    assert said == ["cleaned up"]
+    assert events == ["cleaned up"]
 
 
 # Operations in real time

@@ -117,7 +117,7 @@ def test_json_cluster_file_equals_yaml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "must contain nodes and models, not None"),
         ("models: {}", "nodes is missing."),
@@ -143,8 +143,8 @@ def test_json_cluster_file_equals_yaml() -> None:
         ("nodes: [", "c.yaml, line 1: this is not YAML"),
     ],
 )
-def test_invalid_cluster_file_is_reported(text: str, said: str) -> None:
-    assert said in problems(text)
+def test_invalid_cluster_file_is_reported(text: str, expected: str) -> None:
+    assert expected in problems(text)
 
 
 def test_broken_json_is_reported_with_line() -> None:
@@ -152,8 +152,8 @@ def test_broken_json_is_reported_with_line() -> None:
 
 
 def test_all_problems_are_reported_at_once() -> None:
-    said = problems("nodes: [{}]\nmodels: {org/a: {}, org/b: {}}")
-    assert said.count("\n") == 2
+    message = problems("nodes: [{}]\nmodels: {org/a: {}, org/b: {}}")
+    assert message.count("\n") == 2
 
 
 def test_unreadable_cluster_file_is_reported(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ async def running(log: EventLog) -> AsyncIterator[EventLog]:
 
 
 def subjects(log: EventLog) -> list[str]:
-    return [each.subject for each in log.latest()]
+    return [event.subject for event in log.latest()]
 
 
 def test_last_events_are_kept_newest_first() -> None:
@@ -57,17 +57,17 @@ def test_failed_logins_do_not_displace_other_events() -> None:
     log.record("deployed", "org/a", "", "token")
     for n in range(2 * MAX_EVENTS):
         log.record("failed login", f"host {n}", "", "login")
-    found = subjects(log)
-    assert len(found) == MAX_FAILED_LOGINS + 1
-    assert found[0] == f"host {2 * MAX_EVENTS - 1}"
-    assert found[-1] == "org/a"
+    names = subjects(log)
+    assert len(names) == MAX_FAILED_LOGINS + 1
+    assert names[0] == f"host {2 * MAX_EVENTS - 1}"
+    assert names[-1] == "org/a"
     log.record("failed login", "host 1999", "", "login")
     assert log.latest()[0].count == 2
     # After ten minutes it counts as another event.
     later = EventLog(now=iter((0.0, 1000.0)).__next__)
     later.record("failed login", "host", "", "login")
     later.record("failed login", "host", "", "login")
-    assert [each.count for each in later.latest()] == [1, 1]
+    assert [event.count for event in later.latest()] == [1, 1]
 
 
 @on_loop
@@ -84,7 +84,7 @@ async def test_next_process_finds_saved_events(tmp_path: Path) -> None:
         await eventually(lambda: len(subjects(again)) == 3)
     assert subjects(again) == ["the server", "org/b", "org/a"]
     saved = json.loads(file.read_text())["events"]
-    assert [each["subject"] for each in saved] == ["org/a", "org/b", "the server"]
+    assert [row["subject"] for row in saved] == ["org/a", "org/b", "the server"]
 
 
 @on_loop

@@ -34,7 +34,10 @@ def test_changed_message_form_needs_new_protocol_number() -> None:
     """
     kinds = (Request, Response, DeploymentConfig, PlacedReplica, OperatorsEvent)
     form = {
-        **{kind.__name__: sorted(each.name for each in dataclasses.fields(kind)) for kind in kinds},
+        **{
+            kind.__name__: sorted(field.name for field in dataclasses.fields(kind))
+            for kind in kinds
+        },
         "introduction": sorted(Introduction.__annotations__),
         "operations": {kind.event: sorted(kind.model_fields) for kind in OPERATIONS},
     }

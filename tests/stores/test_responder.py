@@ -138,10 +138,10 @@ async def test_frequent_statuses_do_not_delay_each_other_forever(tmp_path: Path)
     """A job whose queue position changes constantly still gets updates."""
     broker = MemoryBroker()
     responder = Responder(broker, FileStore(tmp_path, 60), deferred=DEFERRABLE)
-    client, told = Client(broker), 0
+    client, count = Client(broker), 0
     for _ in range(12):
-        told += len(await client.hears(responder, QUEUED, for_s=0.03))
-    assert 2 <= told <= 5
+        count += len(await client.hears(responder, QUEUED, for_s=0.03))
+    assert 2 <= count <= 5
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def source_of(dashboard: dict[str, Any]) -> str:
     return source
 
 
-def asked(target: dict[str, Any]) -> str:
+def query_text(target: dict[str, Any]) -> str:
     """Return the text of a panel's query."""
     text: str = target["expr"] if "expr" in target else target["query"]
     return text
@@ -58,26 +58,28 @@ def asked(target: dict[str, Any]) -> str:
 
 def of_source(source: str) -> dict[str, dict[str, Any]]:
     """Return the dashboards of a type of data source."""
-    return {name: found for name, found in DASHBOARDS.items() if source_of(found) == source}
+    return {
+        name: dashboard for name, dashboard in DASHBOARDS.items() if source_of(dashboard) == source
+    }
 
 
 def dashboard_queries() -> list[Query]:
     """Return the Prometheus queries of all panels and variables, with variables set to "All"."""
-    found = []
+    queries = []
     for name, dashboard in of_source("prometheus").items():
         for panel in panels(dashboard):
             for target in panel.get("targets", ()):
                 text = target["expr"]
                 for variable, value in _VARIABLES.items():
                     text = text.replace(variable, value)
-                found.append(Query(f"{name}: {panel['title']}", text))
+                queries.append(Query(f"{name}: {panel['title']}", text))
         for variable in dashboard["templating"]["list"]:
             if variable["type"] == "query":
                 series = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
                 assert series is not None
                 text = f"count by ({series[2]}) ({series[1]})"
-                found.append(Query(f"{name}: ${variable['name']}", text))
-    return found
+                queries.append(Query(f"{name}: ${variable['name']}", text))
+    return queries
 
 
 def influxdb_queries(since_ms: int, until_ms: int, model: str = ".*") -> list[Query]:
@@ -88,15 +90,15 @@ def influxdb_queries(since_ms: int, until_ms: int, model: str = ".*") -> list[Qu
         "$__interval": f"{INTERVAL_S}s",
         "${model:regex}": model,
     }
-    found = []
+    queries = []
     for name, dashboard in of_source("influxdb").items():
         for panel in panels(dashboard):
             for target in panel["targets"]:
-                text = asked(target)
+                text = query_text(target)
                 for macro, value in macros.items():
                     text = text.replace(macro, value)
-                found.append(Query(f"{name}: {panel['title']}", text, target["alias"]))
-    return found
+                queries.append(Query(f"{name}: {panel['title']}", text, target["alias"]))
+    return queries
 
 
 def influxdb_variables() -> list[Query]:
@@ -115,12 +117,12 @@ def alert_queries() -> list[Query]:
     Comparisons return 0 or 1 (`bool`). `absent` is dropped, and `and` replaces `unless`, so that these
     series must exist with matching labels. A few seconds replace an hour.
     """
-    found = []
+    queries = []
     for rule in RULES:
         text = re.sub(r"\s+", " ", rule["expr"])
         text = re.sub(r"absent\((.*)\)", r"\1", text)
         text = re.sub(r" offset \w+", " offset 3s", text)
         text = re.sub(r"\bunless\b", "and", text)
         text = re.sub(r" (==|[<>]=?) ", r" \1 bool ", text)
-        found.append(Query(rule["alert"], text))
-    return found
+        queries.append(Query(rule["alert"], text))
+    return queries

@@ -86,7 +86,7 @@ class Store:
             headers = {name.lower(): value for name, value in handler.headers.items()}
             self.taken.append(Batch(handler.path, headers, gzip.decompress(body)))
         handler.send_response(behaviour)
-        said = b"" if behaviour == 204 else b'{"error": "no"}'
-        handler.send_header("Content-Length", str(len(said)))
+        answer = b"" if behaviour == 204 else b'{"error": "no"}'
+        handler.send_header("Content-Length", str(len(answer)))
         handler.end_headers()
-        handler.wfile.write(said)
+        handler.wfile.write(answer)

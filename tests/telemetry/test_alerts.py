@@ -28,13 +28,13 @@ def test_each_alert_fires_on_its_cause_and_resolves() -> None:
 def test_every_alert_has_a_rule_test() -> None:
     tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
     fired: set[str] = set()
-    for each in tests:
+    for case in tests:
         expected = [
             {re.findall(r'alertname="(\w+)"', sample["labels"])[0] for sample in at["exp_samples"]}
-            for at in each["promql_expr_test"]
+            for at in case["promql_expr_test"]
         ]
         # Nothing fires before the cause and after it.
-        assert expected[0] == expected[-1] == set(), each["name"]
+        assert expected[0] == expected[-1] == set(), case["name"]
         fired.update(*expected)
     assert fired == NAMES
 
@@ -46,11 +46,11 @@ def test_document_lists_every_alert() -> None:
 
 
 def test_alerts_name_existing_commands_and_settings() -> None:
-    said = " ".join(rule["annotations"]["description"] for rule in RULES)
-    commands = set(re.findall(r"`ndif (\w+)", said))
+    text = " ".join(rule["annotations"]["description"] for rule in RULES)
+    commands = set(re.findall(r"`ndif (\w+)", text))
     assert len(commands) > 8
     assert commands <= set(cli.list_commands(Context(cli)))
-    settings = set(re.findall(r"NDIF_\w+", said))
+    settings = set(re.findall(r"NDIF_\w+", text))
     assert len(settings) > 5
     assert settings <= set(re.findall(r"NDIF_\w+", (ROOT / ".env.example").read_text()))
 

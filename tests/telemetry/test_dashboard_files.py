@@ -15,18 +15,18 @@ from tests.telemetry.operating import (
     GRAFANA,
     PROMETHEUS,
     alert_queries,
-    asked,
     dashboard_queries,
     of_source,
     panels,
+    query_text,
     source_of,
 )
 
 
 def test_dashboard_files_equal_generated_ones() -> None:
     written = {file.name: file.read_text() for file in (GRAFANA / "dashboards").iterdir()}
-    made = {name: files.text_of(found) for name, found in files.DASHBOARDS.items()}
-    assert written == made, "run `python -m deploy.grafana.make`"
+    texts = {name: files.text_of(board) for name, board in files.DASHBOARDS.items()}
+    assert written == texts, "run `python -m deploy.grafana.make`"
 
 
 def test_dashboards_have_unique_names() -> None:
@@ -37,10 +37,10 @@ def test_dashboards_have_unique_names() -> None:
 def test_panels_have_unique_ids_and_do_not_overlap(subtests: pytest.Subtests) -> None:
     for name, dashboard in DASHBOARDS.items():
         with subtests.test(name):
-            found = dashboard["panels"]
-            assert len({panel["id"] for panel in found}) == len(found)
+            panel_list = dashboard["panels"]
+            assert len({panel["id"] for panel in panel_list}) == len(panel_list)
             taken: set[tuple[int, int]] = set()
-            for panel in found:
+            for panel in panel_list:
                 x, y, w, h = (panel["gridPos"][side] for side in "xywh")
                 assert x >= 0
                 assert x + w <= 24
@@ -67,16 +67,18 @@ def test_panels_have_titles_descriptions_and_queries(subtests: pytest.Subtests) 
                 targets = panel["targets"]
                 assert len({target["refId"] for target in targets}) == len(targets) > 0
                 for target in targets:
-                    assert asked(target).strip()
+                    assert query_text(target).strip()
                     assert target["datasource"] == source
 
 
 def test_dashboard_variables_are_defined_and_used(subtests: pytest.Subtests) -> None:
     for name, dashboard in DASHBOARDS.items():
         with subtests.test(name):
-            variables = [each["name"] for each in dashboard["templating"]["list"]]
+            variables = [variable["name"] for variable in dashboard["templating"]["list"]]
             texts = [
-                asked(target) for panel in panels(dashboard) for target in panel.get("targets", ())
+                query_text(target)
+                for panel in panels(dashboard)
+                for target in panel.get("targets", ())
             ]
             used = set(re.findall(r"\$\{?(\w+)", " ".join(texts)))
             if source_of(dashboard) == "prometheus":
@@ -93,7 +95,7 @@ def test_dashboards_link_to_dashboards_of_same_source(subtests: pytest.Subtests)
         with subtests.test(name):
             source = source_of(DASHBOARDS[name])
             (link,) = DASHBOARDS[name]["links"]
-            linked = {other for other, each in DASHBOARDS.items() if each["tags"] == link["tags"]}
+            linked = {other for other, board in DASHBOARDS.items() if board["tags"] == link["tags"]}
             assert linked == of_source(source).keys()
 
 
@@ -132,11 +134,11 @@ def measurements() -> dict[str, set[str]]:
 
 
 def test_every_queried_metric_is_documented() -> None:
-    known = set(re.findall(r"`(ndif_\w+)`", DOCUMENT.read_text()))
+    documented = set(re.findall(r"`(ndif_\w+)`", DOCUMENT.read_text()))
     queries = " ".join(query.text for query in (*dashboard_queries(), *alert_queries()))
     asked = set(re.findall(r"\bndif_\w+", queries))
     assert len(asked) > 25
-    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} <= known
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} <= documented
 
 
 def test_every_documented_metric_is_in_a_dashboard() -> None:
@@ -150,18 +152,18 @@ def test_every_documented_metric_is_in_a_dashboard() -> None:
 
 def test_grafana_and_prometheus_have_same_interval() -> None:
     source = yaml.safe_load((GRAFANA / "provisioning/datasources/ndif.yml").read_text())
-    (found,) = source["datasources"]
+    (data_source,) = source["datasources"]
     scraping = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    assert found["jsonData"]["timeInterval"] == scraping["global"]["scrape_interval"]
-    assert (found["type"], found["access"]) == ("prometheus", "proxy")
+    assert data_source["jsonData"]["timeInterval"] == scraping["global"]["scrape_interval"]
+    assert (data_source["type"], data_source["access"]) == ("prometheus", "proxy")
 
 
 def test_grafana_queries_influxdb_with_influxql() -> None:
     source = yaml.safe_load((GRAFANA / "provisioning/datasources/ndif-influxdb.yml").read_text())
-    (found,) = source["datasources"]
-    assert (found["type"], found["access"]) == ("influxdb", "proxy")
-    assert found["jsonData"]["version"] == "InfluxQL"
-    assert found["jsonData"]["dbName"]
+    (data_source,) = source["datasources"]
+    assert (data_source["type"], data_source["access"]) == ("influxdb", "proxy")
+    assert data_source["jsonData"]["version"] == "InfluxQL"
+    assert data_source["jsonData"]["dbName"]
 
 
 def test_grafana_reads_dashboards_from_files() -> None:

@@ -91,8 +91,8 @@ class Site:
 
     def model_processes(self) -> list[int]:
         """Return the processes that hold models, which the leader has started."""
-        found = map(model_processes, children(self.server.process.pid))
-        return [*itertools.chain.from_iterable(found)]
+        pids = map(model_processes, children(self.server.process.pid))
+        return [*itertools.chain.from_iterable(pids)]
 
     def end_of(self, job: str) -> str:
         """Wait until a job has ended; return its status."""
@@ -109,13 +109,13 @@ class Site:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two models, and one with an unreadable tokenizer."""
     folder = tmp_path_factory.mktemp("shown")
-    found = {
+    folders = {
         GPT2: make_gpt2(folder / "gpt2"),
         LLAMA: make_llama(folder / "llama"),
         BROKEN: make_gpt2(folder / "broken"),
     }
-    (found[BROKEN] / "tokenizer.json").write_text("{")
-    return found
+    (folders[BROKEN] / "tokenizer.json").write_text("{")
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def site(
             rules = [PROMETHEUS / "alerts.yml"]
             target = server.url.removeprefix("http://")
             with PrometheusServer(folder, target, rules=rules) as prometheus:
-                found = Site(server, redis, prometheus, influx)
+                running_site = Site(server, redis, prometheus, influx)
                 for name in (GPT2, LLAMA):
                     environment = {
                         "NDIF_HOST": server.url,
@@ -165,8 +165,8 @@ def site(
                         "NDIF_API_KEY": "",
                     }
                     clients.append(Client("scenarios_many", name, models[name], environment))
-                use(found, clients)
-                yield found
+                use(running_site, clients)
+                yield running_site
         finally:
             for client in clients:
                 client.close()
@@ -206,23 +206,23 @@ def use(site: Site, clients: list[Client]) -> None:
     for client in clients:
         client.run("scenario_a_trace")
     # A dedicated model, which the server probes; two probes make a rate.
-    done = subprocess.run(
+    promtool_run = subprocess.run(
         [NDIF, "deploy", GPT2, "--dedicated"],
         env={**os.environ, **site.server.environment},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done
+    assert promtool_run.returncode == 0, promtool_run
     for _ in range(2):
-        seen = site.probes()
-        until(partial(lambda seen: site.probes() > seen, seen))
+        count = site.probes()
+        until(partial(lambda count: site.probes() > count, count))
         site.until_scraped()
 
 
 def answer(prometheus: PrometheusServer, query: Query) -> tuple[int, int]:
     """Return the number of series in a query's answer, and the number of series with a numeric value."""
-    found = prometheus.query(query.text)
-    return len(found), sum(not math.isnan(float(one["value"][1])) for one in found)
+    samples = prometheus.query(query.text)
+    return len(samples), sum(not math.isnan(float(sample["value"][1])) for sample in samples)
 
 
 def test_each_prometheus_query_has_an_answer(site: Site) -> None:
@@ -243,8 +243,8 @@ def test_each_prometheus_query_has_an_answer(site: Site) -> None:
 def test_prometheus_evaluates_every_rule(site: Site) -> None:
     def rules() -> list[dict[str, Any]]:
         (group,) = site.prometheus.get("rules")["groups"]
-        found: list[dict[str, Any]] = group["rules"]
-        return found
+        rule_list: list[dict[str, Any]] = group["rules"]
+        return rule_list
 
     until(lambda: all(rule["health"] == "ok" for rule in rules()), lambda: str(rules()))
     assert len(rules()) == len(alert_queries())
@@ -254,16 +254,16 @@ def test_alert_summary_names_what_happened(site: Site) -> None:
     def summaries() -> dict[str, list[str]]:
         alerts = site.prometheus.get("alerts")["alerts"]
         assert "<no value>" not in json.dumps(alerts)
-        found = defaultdict(list)
-        for each in alerts:
-            found[each["labels"]["alertname"]].append(each["annotations"]["summary"])
-        return found
+        summaries_by_alert = defaultdict(list)
+        for alert in alerts:
+            summaries_by_alert[alert["labels"]["alertname"]].append(alert["annotations"]["summary"])
+        return summaries_by_alert
 
-    found = until(lambda: "NdifReplicasLost" in summaries() and summaries())
-    assert "ended by itself" in found["NdifReplicasLost"][0]
+    summaries_by_alert = until(lambda: "NdifReplicasLost" in summaries() and summaries())
+    assert "ended by itself" in summaries_by_alert["NdifReplicasLost"][0]
     # The killed process may have been loading its model, so other summaries are possible.
-    assert any(summary.startswith(BROKEN) for summary in found["NdifLoadsFail"])
-    assert "NdifTargetDown" not in found
+    assert any(summary.startswith(BROKEN) for summary in summaries_by_alert["NdifLoadsFail"])
+    assert "NdifTargetDown" not in summaries_by_alert
 
 
 # InfluxDB
@@ -279,18 +279,18 @@ class Answer:
 
 def influxdb_answers(influx: InfluxServer, query: Query) -> list[Answer]:
     """Return the series of a query's answer that have a value above 0."""
-    found = []
+    rows = []
     for series in influx.query(DATABASE, query.text):
         assert len(series["columns"]) == 2, query
         values = [value for _, value in series["values"] if value is not None]
         if any(value > 0 for value in values):
-            found.append(Answer(series.get("tags", {}), values))
-    return found
+            rows.append(Answer(series.get("tags", {}), values))
+    return rows
 
 
 @pytest.fixture(scope="module")
 def written(site: Site) -> tuple[int, int]:
-    """The time range of a server's measurements, all of which are written, in Unix milliseconds."""
+    """The time range of a server's measurements in Unix milliseconds; all of them are already written."""
     until(lambda: len(site.influx.rows(DATABASE, "GPUMemMetric")) > 50)
     now_ms = int(time.time() * 1000)  # excludes later probes and the next job
     job = site.garbage().json()["id"]
@@ -302,13 +302,13 @@ def written(site: Site) -> tuple[int, int]:
 
 def test_each_influxdb_query_has_an_answer(site: Site, written: tuple[int, int]) -> None:
     answers = {query: influxdb_answers(site.influx, query) for query in influxdb_queries(*written)}
-    for query, found in answers.items():
-        print(f"{len(found):3}  {query.place:60} {query.text}")
-    assert not [query.place for query, found in answers.items() if not found]
-    for query, found in answers.items():
+    for query, series in answers.items():
+        print(f"{len(series):3}  {query.place:60} {query.text}")
+    assert not [query.place for query, series in answers.items() if not series]
+    for query, series in answers.items():
         for tag in re.findall(r"\$tag_(\w+)", query.legend):
-            assert all(answer.tags[tag] for answer in found), query
-        assert "$tag_" in query.legend or len(found) == 1, query
+            assert all(answer.tags[tag] for answer in series), query
+        assert "$tag_" in query.legend or len(series) == 1, query
 
 
 def test_influxdb_rates_add_up_to_counts(site: Site, written: tuple[int, int]) -> None:
@@ -339,18 +339,18 @@ def test_model_variable_selects_matching_models(
     site: Site, written: tuple[int, int], pattern: str, names: set[str]
 ) -> None:
     """Grafana's format `regex` puts a backslash before each slash."""
-    found = {
+    names_found = {
         answer.tags["model"]
         for query in influxdb_queries(*written, pattern)
         for answer in influxdb_answers(site.influx, query)
         if query.legend == "$tag_model"
     }
-    assert found == names
+    assert names_found == names
 
 
 def test_model_variable_lists_models_of_jobs(site: Site, written: tuple[int, int]) -> None:
     for variable in influxdb_variables():
-        found = site.influx.query(DATABASE, variable.text)
-        values = {value for series in found for _, value in series["values"]}
+        influx_series = site.influx.query(DATABASE, variable.text)
+        values = {value for series in influx_series for _, value in series["values"]}
         # When the job for the broken model was sent, no replica of it had begun to load.
         assert values == {GPT2, LLAMA, OTHER}, variable

@@ -93,19 +93,19 @@ async def test_each_event_is_written_as_a_point(influx: InfluxServer) -> None:
         assert len(rows) == 3, name
         assert {*rows[0]} == {"time", *columns}
         assert rows[0]["model"] == "org/a"
-    found = {name: influx.rows("events", name)[0] for name in ALL}
-    assert found["GPUMemMetric"]["bytes"] == 1 << 20
-    assert found["ModelLoadTimeMetric"]["seconds"] == 12
-    assert found["ModelLoadTimeMetric"]["source"] == "disk"
-    assert found["NetworkStatusMetric"]["bytes"] == 5
-    assert found["NetworkStatusMetric"]["wire"] == "envelope"
-    assert found["ExecutionTimeMetric"]["seconds"] == 0.3
-    assert found["ExecutionTimeMetric"]["status"] == "COMPLETED"
-    assert found["RequestResponseSizeMetric"]["bytes"] == 5000
-    assert found["RequestStatusTimeMetric"]["seconds"] == 0.25
-    assert found["RequestStatusTimeMetric"]["status"] == "QUEUED"
-    assert found["ProbeMetric"]["ok"] == 1
-    assert found["ProbeMetric"]["seconds"] == 0.4
+    event_rows = {name: influx.rows("events", name)[0] for name in ALL}
+    assert event_rows["GPUMemMetric"]["bytes"] == 1 << 20
+    assert event_rows["ModelLoadTimeMetric"]["seconds"] == 12
+    assert event_rows["ModelLoadTimeMetric"]["source"] == "disk"
+    assert event_rows["NetworkStatusMetric"]["bytes"] == 5
+    assert event_rows["NetworkStatusMetric"]["wire"] == "envelope"
+    assert event_rows["ExecutionTimeMetric"]["seconds"] == 0.3
+    assert event_rows["ExecutionTimeMetric"]["status"] == "COMPLETED"
+    assert event_rows["RequestResponseSizeMetric"]["bytes"] == 5000
+    assert event_rows["RequestStatusTimeMetric"]["seconds"] == 0.25
+    assert event_rows["RequestStatusTimeMetric"]["status"] == "QUEUED"
+    assert event_rows["ProbeMetric"]["ok"] == 1
+    assert event_rows["ProbeMetric"]["seconds"] == 0.4
     # No tag identifies a user, and no tag has a separate value for each job.
     tags = {
         row[0]
@@ -135,8 +135,8 @@ async def test_unusual_model_names_arrive(influx: InfluxServer) -> None:
         for name in names:
             emit_all(name)
     for measurement in ALL:
-        found = {row["model"] for row in influx.rows("odd names", measurement)}
-        assert found == {*names.values()}, measurement
+        models = {row["model"] for row in influx.rows("odd names", measurement)}
+        assert models == {*names.values()}, measurement
     assert lost() == 0
 
 
@@ -312,9 +312,9 @@ def test_failing_store_does_not_delay_jobs(server_environment: dict[str, str]) -
         failed(server)
         lines = 'ndif_telemetry_lost_total{destination="influxdb"}'
         until(lambda: lines in httpx.get(f"{server.url}/metrics").text)
-        said = "\n".join(server.output)
-        assert said.count("influxdb fails") == len(outages), said
-        assert said.count("influxdb refuses a batch") == 1, said
+        log = "\n".join(server.output)
+        assert log.count("influxdb fails") == len(outages), log
+        assert log.count("influxdb refuses a batch") == 1, log
         # A hanging store delays the server's shutdown only briefly.
         store.behaviour = HANGS
         store.released.clear()
@@ -377,20 +377,20 @@ def test_url_without_database_is_refused(url: str, reason: str) -> None:
 
 
 def test_url_and_token_are_secrets() -> None:
-    found = options("https://ann:hunter2@influx/metrics")
-    assert "hunter2" not in repr(found)
+    parsed = options("https://ann:hunter2@influx/metrics")
+    assert "hunter2" not in repr(parsed)
     with_token = options("https://influx/metrics", influxdb_token="t0k3n")
     assert "t0k3n" not in repr(with_token)
 
 
 def test_measurements_are_encoded_in_line_protocol() -> None:
-    found = lines(
+    text = lines(
         [
             Measurement("M", {"model": "a", "generation": ""}, {"seconds": 1.5, "id": 'x"'}, 7),
             Measurement("M", {"model": "a"}, {"bytes": 3}, 8),
         ]
     )
-    assert found == b'M,model=a id="x\\"",seconds=1.5 7\nM,model=a bytes=3i 8'
+    assert text == b'M,model=a id="x\\"",seconds=1.5 7\nM,model=a bytes=3i 8'
 
 
 @on_loop
@@ -402,12 +402,12 @@ async def test_nothing_is_measured_without_influxdb() -> None:
 
 @on_loop
 async def test_measurement_times_are_unique() -> None:
-    found: list[Measurement] = []
-    measurements.write_to(found.append)
+    written: list[Measurement] = []
+    measurements.write_to(written.append)
     try:
         for _ in range(1000):
             measurements.measured("M", {}, bytes=1)
     finally:
         measurements.write_to(None)
-    assert len({each.time_ns for each in found}) == 1000
-    assert abs(found[-1].time_ns - time.time_ns()) < 10**9
+    assert len({measurement.time_ns for measurement in written}) == 1000
+    assert abs(written[-1].time_ns - time.time_ns()) < 10**9

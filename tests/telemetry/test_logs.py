@@ -40,14 +40,14 @@ logging.getLogger(logs.STEPS).info("a step")
 
 def logged(**settings: str) -> list[str]:
     """Return the lines of the program's standard error."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={"NDIF_" + name.upper(): value for name, value in settings.items()},
         capture_output=True,
         text=True,
         check=True,
     )
-    return done.stderr.splitlines()
+    return process.stderr.splitlines()
 
 
 def objects(**settings: str) -> list[dict[str, Any]]:
@@ -89,9 +89,11 @@ def test_text_log_writes_readable_lines() -> None:
     ],
 )
 def test_events_below_log_level_are_omitted(level: str, messages: list[str]) -> None:
-    said = [each["message"] for each in objects(log_level=level)]
+    info_messages = [line["message"] for line in objects(log_level=level)]
     # Steps are additional events of the JSON format.
-    assert [message for message in said if message != "a step" or level == "debug"] == messages
+    assert [
+        message for message in info_messages if message != "a step" or level == "debug"
+    ] == messages
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -52,7 +52,7 @@ def logging_to(
 
 def entries(store: Store) -> list[Entry]:
     """Return the lines of a store: labels, time and text."""
-    found = []
+    lines = []
     for batch in store.taken:
         assert batch.target == "/loki/api/v1/push"
         assert batch.headers["content-type"] == "application/json"
@@ -62,8 +62,8 @@ def entries(store: Store) -> list[Entry]:
             assert {*stream} == {"stream", "values"}
             for moment, line in stream["values"]:
                 assert isinstance(moment, str)
-                found.append((stream["stream"], int(moment), line))
-    return found
+                lines.append((stream["stream"], int(moment), line))
+    return lines
 
 
 def test_lines_arrive_in_streams_by_level() -> None:
@@ -83,16 +83,16 @@ def test_lines_arrive_in_streams_by_level() -> None:
         {"job": "ndif", "process": "gateway", "level": level}
         for level in ("info", "warning", "critical")
     ]
-    found = entries(store)
-    assert [line for _, _, line in found] == [
+    lines = entries(store)
+    assert [line for _, _, line in lines] == [
         "INFO of-a-test: first ünï\n模型 🙂 \ud800",
         "INFO of-a-test: third",
         "WARNING of-a-test: second",
         "Level 35 of-a-test: in between",
         "Level 99 of-a-test: most",
     ]
-    assert all(began - 10**6 <= moment <= time.time_ns() for _, moment, _ in found)
-    moments = [moment for _, moment, line in found if line.startswith("INFO")]
+    assert all(began - 10**6 <= moment <= time.time_ns() for _, moment, _ in lines)
+    moments = [moment for _, moment, line in lines if line.startswith("INFO")]
     assert moments == sorted(moments)
 
 
@@ -124,8 +124,8 @@ def test_failing_loki_logs_no_lines_to_itself(caplog: pytest.LogCaptureFixture) 
         until(lambda: "loki works again" in caplog.text)
         logger.info("another")
         until(lambda: len(entries(store)) == 2)
-    found = [line for _, _, line in entries(store)]
-    assert found == ["INFO root: a line", "INFO root: another"]
+    lines = [line for _, _, line in entries(store)]
+    assert lines == ["INFO root: a line", "INFO root: another"]
 
 
 @pytest.mark.parametrize("behaviour", [HANGS, HANGS_UP, 401, 404, 429, 500])
@@ -138,7 +138,9 @@ def test_failing_loki_blocks_no_logger_and_bounds_memory(behaviour: int) -> None
             logger.info("%d %s", number, "x" * 1000)
             took.append(time.perf_counter() - began)
         assert sorted(took)[len(took) // 2] < 0.001
-        (handler,) = (each for each in logger.handlers if isinstance(each, LokiHandler))
+        (handler,) = (
+            candidate for candidate in logger.handlers if isinstance(candidate, LokiHandler)
+        )
         assert handler._shipper._size <= 100_000
         until(lambda: store.asked)
         store.behaviour = 204
@@ -180,14 +182,14 @@ def test_last_lines_of_process_arrive() -> None:
 
 def test_hanging_loki_delays_process_exit_only_briefly() -> None:
     with Store(behaviour=HANGS) as store:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", PROCESS, store.url],
             check=True,
             timeout=PATIENCE_S,
             capture_output=True,
             text=True,
         )
-    assert "The last items for loki were not sent in time" in done.stderr
+    assert "The last items for loki were not sent in time" in process.stderr
 
 
 def test_many_threads_can_log_at_once() -> None:
@@ -216,5 +218,5 @@ def test_invalid_loki_url_is_refused(url: str) -> None:
 
 
 def test_loki_url_is_a_secret() -> None:
-    found = Settings(loki_url="https://12:hunter2@loki.example.org/")
-    assert "hunter2" not in repr(found)
+    settings = Settings(loki_url="https://12:hunter2@loki.example.org/")
+    assert "hunter2" not in repr(settings)

@@ -42,8 +42,8 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def a_record(model: str = "org/name", **fields: Any) -> JobRecord:
-    said = {"status": "COMPLETED", "dispatched": 12.5, "execution_s": 0.3, "result_bytes": 5000}
-    said |= fields
+    defaults = {"status": "COMPLETED", "dispatched": 12.5, "execution_s": 0.3, "result_bytes": 5000}
+    defaults |= fields
     return JobRecord(
         "id",
         "ada",
@@ -52,7 +52,7 @@ def a_record(model: str = "org/name", **fields: Any) -> JobRecord:
         "0.8",
         received=10.0,
         ended=13.0,
-        **said,  # type: ignore[arg-type]
+        **defaults,  # type: ignore[arg-type]
     )
 
 
@@ -67,10 +67,10 @@ EXAMPLE = from_plain(ServerState, example_of(ServerState))
 
 def a_model(name: str, **fields: Any) -> ModelState:
     (model,) = EXAMPLE.models
-    (one,) = model.replicas
-    one = replace(one, request_id="r", gpu_mem_bytes_by_id={"0": 100})
-    said = {"repo_id": name, "waiting": 3, "desired_replicas": 2, "replicas": [one]}
-    model_state = replace(model, **{**said, **fields})
+    (placed,) = model.replicas
+    placed = replace(placed, request_id="r", gpu_mem_bytes_by_id={"0": 100})
+    model_fields = {"repo_id": name, "waiting": 3, "desired_replicas": 2, "replicas": [placed]}
+    model_state = replace(model, **{**model_fields, **fields})
     return replace(model_state, metrics_label=model_state.label)
 
 
@@ -95,9 +95,9 @@ STATE = replace(
 
 def values(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     return {
-        (one.name, frozenset(one.labels.items())): one.value
+        (measured.name, frozenset(measured.labels.items())): measured.value
         for family in parse_text(text.decode())
-        for one in family.samples
+        for measured in family.samples
     }
 
 
@@ -150,34 +150,34 @@ def test_routes_share_labels() -> None:
 
 
 def test_server_state_is_exposed_as_metrics() -> None:
-    found = {
-        (one.name, *one.labels.values()): one.value
+    numbers = {
+        (measured.name, *measured.labels.values()): measured.value
         for family in families(STATE)
-        for one in family.samples
+        for measured in family.samples
     }
-    assert found["ndif_leader_up",] == 1
-    assert found["ndif_gpu_memory_bytes", "here", "0", "total"] == 80
-    assert found["ndif_gpu_memory_bytes", "here", "0", "free"] == 30
-    assert found["ndif_gpu_withdrawn", "here", "0"] == 1
-    assert found["ndif_cpu_memory_bytes", "here", "free"] == 400
-    assert found["ndif_queue_depth", "org/a", "0.8"] == 3
-    assert found["ndif_jobs_running", "org/a", "0.8"] == 1
-    assert found["ndif_jobs_running", "org/a", "0.7"] == 0
-    assert found["ndif_replicas", "org/b@v2", "0.8", "RUNNING"] == 1
-    assert found["ndif_model_gpu_memory_bytes", "org/a", "0.8"] == 100
-    assert found["ndif_problems",] == 1
+    assert numbers["ndif_leader_up",] == 1
+    assert numbers["ndif_gpu_memory_bytes", "here", "0", "total"] == 80
+    assert numbers["ndif_gpu_memory_bytes", "here", "0", "free"] == 30
+    assert numbers["ndif_gpu_withdrawn", "here", "0"] == 1
+    assert numbers["ndif_cpu_memory_bytes", "here", "free"] == 400
+    assert numbers["ndif_queue_depth", "org/a", "0.8"] == 3
+    assert numbers["ndif_jobs_running", "org/a", "0.8"] == 1
+    assert numbers["ndif_jobs_running", "org/a", "0.7"] == 0
+    assert numbers["ndif_replicas", "org/b@v2", "0.8", "RUNNING"] == 1
+    assert numbers["ndif_model_gpu_memory_bytes", "org/a", "0.8"] == 100
+    assert numbers["ndif_problems",] == 1
     (alone,) = families(None)
-    assert [one.value for one in alone.samples] == [0]
+    assert [measured.value for measured in alone.samples] == [0]
 
 
 def test_stores_and_disk_are_exposed_as_metrics(tmp_path: Path) -> None:
     (up,) = state.stores({"broker": True, "objects": False})
-    assert [(one.labels["store"], one.value) for one in up.samples] == [
+    assert [(measured.labels["store"], measured.value) for measured in up.samples] == [
         ("broker", 1),
         ("objects", 0),
     ]
     (disk,) = state.disk(disk_usage(tmp_path))
-    total, free = (one.value for one in disk.samples)
+    total, free = (measured.value for measured in disk.samples)
     assert total > free >= 0
     assert not list(state.disk(disk_usage(tmp_path / "gone")))
 
@@ -186,7 +186,7 @@ def test_metrics_of_many_models_are_bounded() -> None:
     many = replace(STATE, models=[a_model(f"org/{number}") for number in range(700)])
     depth = next(family for family in families(many) if family.name == "ndif_queue_depth")
     assert len(depth.samples) == 501
-    assert sum(one.value for one in depth.samples) == 3 * 700
+    assert sum(measured.value for measured in depth.samples) == 3 * 700
 
 
 def test_steps_and_runner_kills_are_counted() -> None:
@@ -282,26 +282,26 @@ def test_each_process_exposes_metrics_of_all_processes_in_folder(tmp_path: Path)
         ) as second,
     ):
         try:
-            for each in (first, second):
-                assert each.stdout is not None
-                assert each.stdout.readline() == b"counted\n"
+            for process in (first, second):
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"counted\n"
 
-            def told() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-                done = subprocess.run(
+            def metric_values() -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+                process = subprocess.run(
                     [sys.executable, "-c", TELLING], env=environment, capture_output=True
                 )
-                assert done.returncode == 0, done.stderr
-                return values(done.stdout)
+                assert process.returncode == 0, process.stderr
+                return values(process.stdout)
 
             jobs = "ndif_jobs_total", frozenset({("model", "org/shared"), ("status", "COMPLETED")})
             sockets = "ndif_websockets", frozenset({("route", "/ws")})
-            found = told()
-            assert (found[jobs], found[sockets]) == (2, 2)
+            metrics_now = metric_values()
+            assert (metrics_now[jobs], metrics_now[sockets]) == (2, 2)
             # Counts of an ended process stay; its open connections do not.
             first.send_signal(signal.SIGKILL)
             first.wait()
-            found = told()
-            assert (found[jobs], found[sockets]) == (2, 1)
+            metrics_now = metric_values()
+            assert (metrics_now[jobs], metrics_now[sockets]) == (2, 1)
         finally:
-            for each in (first, second):
-                each.kill()
+            for process in (first, second):
+                process.kill()

@@ -45,11 +45,11 @@ def test_valid_request_id_of_client_is_used(given: str) -> None:
     ids=repr,
 )
 def test_invalid_request_id_is_replaced(given: list[str]) -> None:
-    made = RequestId(given)
-    assert made.text == made.text
-    assert made.text not in given
-    assert len(made.text) == 32
-    assert RequestId(given).text != made.text
+    request_id = RequestId(given)
+    assert request_id.text == request_id.text
+    assert request_id.text not in given
+    assert len(request_id.text) == 32
+    assert RequestId(given).text != request_id.text
 
 
 def test_log_line_names_its_request(log: tuple[logging.Logger, io.StringIO]) -> None:

@@ -53,14 +53,16 @@ async def test_tasks_record_for_the_request_that_started_them() -> None:
 
     ours, theirs = Steps(a_request(), QUEUE), Steps(a_request(), QUEUE)
     await asyncio.gather(serve(ours), serve(theirs))
-    assert [[each.name for each in steps.all] for steps in (ours, theirs)] == [["acquire"]] * 2
+    assert [[recorded_step.name for recorded_step in steps.all] for steps in (ours, theirs)] == [
+        ["acquire"]
+    ] * 2
 
 
 def test_only_first_and_last_steps_are_kept() -> None:
     steps = Steps(a_request(), QUEUE)
     for number in range(1000):
         steps.add(str(number), number, number + 1)
-    names = [int(each.name) for each in steps.all]
+    names = [int(recorded_step.name) for recorded_step in steps.all]
     assert len(names) == 60
     assert names[:20] == [*range(20)]
     assert names[20:] == [*range(960, 1000)]
@@ -83,9 +85,9 @@ def test_step_event_names_job_model_and_account(caplog: pytest.LogCaptureFixture
         steps.add("receive", 1.0, 1.25)
     (event,) = caplog.records
     fields = {name: value for name, value in vars(event).items() if name in vars(event)}
-    said = {"job": "an-id", "model": "org/name", "nnsight": "0.8", "account": "0123456789ab"}
-    said |= {"step": "receive", "by": GATEWAY, "replica": "r1"}
-    assert {name: fields[name] for name in said} == said
+    expected = {"job": "an-id", "model": "org/name", "nnsight": "0.8", "account": "0123456789ab"}
+    expected |= {"step": "receive", "by": GATEWAY, "replica": "r1"}
+    assert {name: fields[name] for name in expected} == expected
     assert fields["duration_s"] == 0.25
     assert event.getMessage() == "job an-id: receive took 0.250 s"
 

@@ -49,11 +49,11 @@ def ids_of(span: ReadableSpan) -> tuple[int, int, int | None]:
 
 
 def test_span_parent_is_step_of_calling_part() -> None:
-    found = spans()
-    assert {ids_of(span)[0] for span in found.values()} == {uuid.UUID(ID).int}
-    own = {name: ids_of(span)[1] for name, span in found.items()}
+    spans_by_name = spans()
+    assert {ids_of(span)[0] for span in spans_by_name.values()} == {uuid.UUID(ID).int}
+    own = {name: ids_of(span)[1] for name, span in spans_by_name.items()}
     assert len({*own.values()}) == 6
-    above = {name: ids_of(span)[2] for name, span in found.items()}
+    above = {name: ids_of(span)[2] for name, span in spans_by_name.items()}
     assert above == {
         "job": None,
         "receive": own["job"],
@@ -62,7 +62,7 @@ def test_span_parent_is_step_of_calling_part() -> None:
         "running": own["dispatched"],
         "execute": own["running"],
     }
-    job, run = found["job"], found["execute"]
+    job, run = spans_by_name["job"], spans_by_name["execute"]
     assert (job.start_time, job.end_time) == (9_500_000_000, 13_000_000_000)
     assert (run.start_time, run.end_time) == (12_700_000_000, 12_800_000_000)
     assert job.status.status_code is StatusCode.OK
@@ -75,11 +75,11 @@ def test_failed_job_has_error_status() -> None:
 
 
 def test_client_may_name_trace_of_its_job() -> None:
-    found = spans(traceparent=PARENT + "01")
-    trace_id, _, above = ids_of(found["job"])
+    spans_by_name = spans(traceparent=PARENT + "01")
+    trace_id, _, above = ids_of(spans_by_name["job"])
     assert f"{trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
     assert f"{above:016x}" == "b7ad6b7169203331"
-    assert {ids_of(span)[0] for span in found.values()} == {trace_id}
+    assert {ids_of(span)[0] for span in spans_by_name.values()} == {trace_id}
     assert not spans(traceparent=PARENT + "00"), "its client traces nothing"
 
 
@@ -140,23 +140,26 @@ def test_server_sends_trace_for_each_job(traced: LocalServer, collector: Store) 
     (batch,) = until(lambda: collector.taken)
     assert batch.target == "/v1/traces"
     assert batch.headers["content-type"] == "application/x-protobuf"
-    told = ExportTraceServiceRequest.FromString(batch.body)
-    found = {
+    request = ExportTraceServiceRequest.FromString(batch.body)
+    spans_by_name = {
         span.name: (group.resource, span)
-        for group in told.resource_spans
+        for group in request.resource_spans
         for scope in group.scope_spans
         for span in scope.spans
     }
-    assert {"job", "receive", "received", "queued", "acquire", "send", "running"} < {*found}
-    assert {span.trace_id.hex() for _, span in found.values()} == {parent.split("-")[1]}
-    of_job = {each.key: each.value.string_value for each in found["job"][1].attributes}
+    assert {"job", "receive", "received", "queued", "acquire", "send", "running"} < {*spans_by_name}
+    assert {span.trace_id.hex() for _, span in spans_by_name.values()} == {parent.split("-")[1]}
+    of_job = {
+        attribute.key: attribute.value.string_value
+        for attribute in spans_by_name["job"][1].attributes
+    }
     assert of_job["ndif.job"] == job
     assert of_job["ndif.status"] == "ERROR"
     services = {
-        each.value.string_value
-        for resource, _ in found.values()
-        for each in resource.attributes
-        if each.key == "service.name"
+        attribute.value.string_value
+        for resource, _ in spans_by_name.values()
+        for attribute in resource.attributes
+        if attribute.key == "service.name"
     }
     assert {"ndif", "ndif-gateway", "ndif-queue", "ndif-replica", "ndif-runner"} == services
 

@@ -1,4 +1,4 @@
-"""The variables of Hugging Face's hub, which its library reads once, as it is imported."""
+"""The variables of Hugging Face's hub, which its library reads once, at import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MODULES = "HF_MODULES_CACHE"
 
 
 def read_again() -> None:
-    """Tell libraries that are imported of the variables as they are now."""
+    """Make imported libraries read the variables again."""
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is None:
         return
@@ -21,7 +21,7 @@ def read_again() -> None:
     now = {name: value for name, value in vars(constants).items() if value != before.get(name)}
     now[_MODULES] = os.environ.get(_MODULES, str(vars(constants)["HF_HOME"]) + "/modules")
     if hf_api := sys.modules.get("huggingface_hub.hf_api"):
-        # The one whose methods are the library's functions.
+        # The instance whose methods are the library's functions.
         vars(hf_api)["api"].endpoint = vars(constants)["ENDPOINT"]
     for module in [*sys.modules.values()]:
         if getattr(module, "__name__", "").startswith(_LIBRARIES):

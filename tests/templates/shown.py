@@ -1,4 +1,4 @@
-"""Variables and command line of a forked process as the system shows them: a fork has its parent's."""
+"""The environment and command line that /proc shows of a fork; without a change, they are its parent's."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOM = "TEST_ROOM"
-"""A variable that makes room for those of a process's forks."""
+"""A variable that reserves space for the variables of a process's forks."""
 _BYTES = 16384
 _ARGUMENTS, _ENVIRONMENT = 45, 47
-"""Positions of the first address of each in /proc/self/stat, counted after the command's name; then follows
-the last one."""
+"""Positions of their start addresses in /proc/self/stat, counted after the command's name. The end address
+follows each."""
 
 
 def with_room(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a process whose forks show other ones."""
+    """Return an environment with space for the variables of the process's forks."""
     return {**environment, ROOM: " " * _BYTES}
 
 
 def show_environment(environment: Mapping[str, str]) -> None:
-    """Change the variables that the system shows of this process."""
+    """Change the variables that /proc shows of this process."""
     _write(_ENVIRONMENT, (f"{name}={value}" for name, value in environment.items()))
 
 
 def show_arguments(arguments: Sequence[str]) -> None:
-    """Change the command line that the system shows of this process."""
+    """Change the command line that /proc shows of this process."""
     _write(_ARGUMENTS, arguments)
 
 

@@ -1,6 +1,6 @@
-"""Run at the start of every Python process of the tests: some stand in for forks of a template.
+"""Code at the start of every Python process of the tests: some processes stand in for forks of a template.
 
-These are fork servers and probes, which import torch and transformers.
+These processes are fork servers and probes, which import torch and transformers.
 """
 
 import os

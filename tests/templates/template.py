@@ -1,4 +1,4 @@
-"""A process that has imported what others need, and forks itself for each that stands in (`stand_in`)."""
+"""A template: a process that has imported the slow modules, and forks itself for each `stand_in`."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import hub_variables  # beside this file, where a process of the tests finds them
+import hub_variables  # in the folder of this file
 import shown
 from stand_in import FOLDER, LISTENER
 
 from ndif.runtime.process import children, fork_server
 
 _IDLE_S = 600.0
-"""Seconds without a fork that lives after which a template ends."""
+"""Seconds without a living fork after which a template ends."""
 _MAX_BYTES = 1 << 20
 _OF_PROBES = (
     *("torch", "numpy", "sympy", "pydantic", "httpx", "rich", "accelerate"),
     *("transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
     "transformers.models.gpt2.modeling_gpt2",
 )
-"""Modules that the clients of probes import. nnsight reads variables, and is imported by each itself."""
+"""Modules that the clients of probes import. nnsight reads variables at import, so each fork imports it."""
 _RealForkServer = fork_server.ForkServer
 
 
 def of_fork_servers() -> None:
-    """Let the fork server of this process be a template, once it has imported."""
-    fork_server.end_with_parent = lambda: None  # it outlives the process that started it
+    """Make the fork server of this process a template, once it has imported its modules."""
+    fork_server.end_with_parent = lambda: None  # a template outlives the process that started it
     fork_server.ForkServer = ForkServer  # type: ignore[misc]
 
 
 def of_probes() -> None:
-    """Import, and be a template; return in each fork, which is a probe."""
+    """Import the modules and serve as a template; return in each fork, which is a probe."""
     for name in _OF_PROBES:
         importlib.import_module(name)
     Template().serve()
@@ -48,7 +48,10 @@ def of_probes() -> None:
 
 
 class ImportOfClient:
-    """The moment at which a probe has set its variables: it imports its client then."""
+    """A meta path finder that reads the hub's variables again when a probe imports its client.
+
+    The probe has set its variables by then.
+    """
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
@@ -58,7 +61,7 @@ class ImportOfClient:
 
 
 class Programs(dict[str, Callable[[int], None]]):
-    """With all `MODULE ARGUMENT` of the tests, whose `main` gets the argument as well."""
+    """Programs of a fork server, and each `MODULE ARGUMENT` of the tests; `main` gets the argument, too."""
 
     def __missing__(self, name: str) -> Callable[[int], None]:
         """Return a program of the tests."""
@@ -72,7 +75,7 @@ class ForkServer(fork_server.ForkServer):
     """A template in the place of a fork server."""
 
     def serve(self) -> NoReturn:
-        """Be a template; serve in each fork, on the channel of its stand-in."""
+        """Serve as a template; in each fork, serve the channel of its stand-in."""
         [channel] = Template().serve()
         self._control.socket.close()
         control = fork_server.FrameChannel(socket.socket(fileno=channel))
@@ -80,12 +83,12 @@ class ForkServer(fork_server.ForkServer):
 
 
 class Template:
-    """Forks itself on request. It ends with the run, its forks with it and with their stand-ins."""
+    """Forks itself on request. A template ends with the run. A fork ends with its template or stand-in."""
 
     def serve(self) -> list[int]:
-        """Fork for each that asks, and tell it how its fork has ended.
+        """Fork for each stand-in, and send it the exit code of its fork.
 
-        Return in each fork, with what its stand-in gave it beside its standard streams.
+        Return in each fork, with the descriptors that its stand-in passed beside the standard streams.
         """
         gc.collect()
         gc.freeze()
@@ -114,7 +117,7 @@ class Template:
                     return descriptors
 
     def _reap(self, descriptor: int) -> None:
-        """Tell how a fork has ended, or end it and its process group with its stand-in."""
+        """Send a fork's exit code to its stand-in; kill the fork's group if the stand-in ended first."""
         pid, stand_in = self._forks.pop(descriptor)
         with contextlib.suppress(ProcessLookupError):
             if not select.select([descriptor], [], [], 0)[0]:
@@ -125,7 +128,7 @@ class Template:
         os.close(descriptor)
 
     def _answer(self, stand_in: socket.socket) -> list[int] | None:
-        """Fork for one that asks, unless it was killed since; return None but in the fork."""
+        """Fork for a stand-in, unless it was killed; return descriptors in the fork, otherwise None."""
         try:
             order, fds, _, _ = socket.recv_fds(stand_in, _MAX_BYTES, 4)
         except OSError:
@@ -141,12 +144,12 @@ class Template:
             for descriptor, (_, other) in self._forks.items():
                 os.close(descriptor)
                 other.close()
-            for each in (self._listener, stand_in):
-                each.close()
+            for channel in (self._listener, stand_in):
+                channel.close()
             os.close(self._owner)
             return _become(fds, **json.loads(order))
         os.close(may_begin)
-        os.read(begin, 1)  # it has a process group of its own
+        os.read(begin, 1)  # until the fork has its own process group
         os.close(begin)
         self._forks[os.pidfd_open(pid)] = pid, stand_in
         for fd in fds:
@@ -157,7 +160,7 @@ class Template:
 
 
 def _become(fds: list[int], environment: dict[str, str], folder: str, cgroup: str) -> list[int]:
-    """Be as a process that was started with these; return what is not a standard stream."""
+    """Take on this environment and folder; return the descriptors that are not standard streams."""
     children.end_with_parent()
     _count_in(cgroup)
     for number, fd in enumerate(fds[:3]):
@@ -172,6 +175,6 @@ def _become(fds: list[int], environment: dict[str, str], folder: str, cgroup: st
 
 
 def _count_in(cgroup: str) -> None:
-    """Count this process's core-seconds in a cgroup, where there is one."""
+    """Count this process's core-seconds in a cgroup, if it exists."""
     with contextlib.suppress(OSError):
         Path(f"/sys/fs/cgroup/cpuacct/{cgroup}/cgroup.procs").write_text(str(os.getpid()))

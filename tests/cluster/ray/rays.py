@@ -1,4 +1,4 @@
-"""A Ray cluster whose nodes take models, and a client's side of the jobs that run there."""
+"""A Ray cluster whose nodes run models, and the client side of its jobs."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ OFFERED = Resources.of([], 4 * GIB, 1.0)
 
 @contextlib.asynccontextmanager
 async def driving(server: RayServer, replica: type = NodeActor) -> AsyncIterator[RayCluster]:
-    """Whoever leads, for a while."""
+    """Connect as a leader does; yield the cluster."""
     with tempfile.TemporaryDirectory() as folder:
-        objects = FileStore(Path(folder), 0)  # where nothing is kept
+        objects = FileStore(Path(folder), 0)  # keeps no files
         broker = RedisBroker(server.environment["NDIF_BROKER_URL"], objects, SIGNER, inline_bytes=0)
         cluster = RayCluster(server.address, replica, JobSender(broker))
         await cluster.connect()
@@ -72,14 +72,14 @@ def place_on(node_id: str, config: DeploymentConfig, replica_id: str) -> PlacedR
 
 
 async def node_called(cluster: RayCluster, name: str) -> str:
-    """Id of the node of that name."""
+    """Return the id of the node of that name."""
     return next(node.id for node in await cluster.discover() if node.name == name)
 
 
 async def an_actor(
     cluster: RayCluster, config: DeploymentConfig, node: str, replica_id: str
 ) -> RayModelActor:
-    """One that is not started."""
+    """Return an actor that is not started."""
     place = place_on(await node_called(cluster, node), config, replica_id)
     return cluster.make_actor(config, "0.8", place)
 
@@ -108,34 +108,34 @@ async def a_replica(
     replica_id: str = "r1",
     silent_s: float = PATIENCE_S,
 ) -> AsyncIterator[RayModelActor]:
-    """One that is started, and ended."""
+    """Yield a started actor; stop it at the end."""
     actor = await an_actor(cluster, config_of(checkpoint), node, replica_id)
     actor.silent_s = silent_s
     try:
-        await actor.start(lambda done, total: None)
+        await actor.start(lambda loaded, total: None)
         yield actor
     finally:
         await actor.stop()
 
 
 class Client:
-    """A client's request, and the responses to it."""
+    """A client's requests, and the responses to them."""
 
     def __init__(self, broker: Broker, session: Any) -> None:
         self._broker = broker
         self._session = session
-        self.told: dict[str, list[Response]] = {}
+        self.responses: dict[str, list[Response]] = {}
         self._heard = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
 
     async def send(self, payload: bytes, *, trusted: bool = True) -> Request:
         request = a_request(payload, self._session.id, trusted=trusted)
         await self._broker.submit(request)
-        return replace(request, digest=digest(payload))  # as it is claimed
+        return replace(request, digest=digest(payload))  # a claimed request has its digest
 
     async def until(self, request: Request, status: Status) -> Response:
         while True:
-            for response in self.told.get(request.id, []):
+            for response in self.responses.get(request.id, []):
                 if response.status is status:
                     return response
                 assert not response.status.terminal, response
@@ -145,7 +145,7 @@ class Client:
     async def _listen(self) -> None:
         while True:
             response = frames.read(await self._session.next())
-            self.told.setdefault(response.id, []).append(response)
+            self.responses.setdefault(response.id, []).append(response)
             self._heard.set()
 
     def close(self) -> None:
@@ -169,8 +169,8 @@ def ray_cluster(
     head: Mapping[str, str] | None = None,
     resources: Mapping[str, int] | None = None,
 ) -> Iterator[RayServer]:
-    """A head, with an environment and resources of its own beside the nodes', and these nodes."""
-    # What the tests import is there, too.
+    """Yield a cluster of a head and these nodes; `head` and `resources` are for the head only."""
+    # Nodes can import the tests' modules, too.
     path = os.pathsep.join(
         [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
@@ -181,7 +181,7 @@ def ray_cluster(
 
 
 def as_a_leader(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Run a coroutine on the loop that whoever leads has. Where much else runs, Ray takes its time."""
+    """Run a coroutine on uvloop, as a leader does, within the patience that Ray needs on a busy machine."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -194,5 +194,5 @@ def as_a_leader(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 async def nothing(_: Response) -> bool:
-    """Return the answer of a replica that delivers itself to whoever asks it to."""
+    """Accept a response: the replica delivers it to its client itself."""
     return True

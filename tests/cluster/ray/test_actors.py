@@ -172,11 +172,11 @@ async def test_traces_run_on_node(
             request = await user.send(reading(client), trusted=trusted)
             response = await actor.run(request, nothing)
             assert (response.status, response.delivered) == (Status.COMPLETED, True)
-            told = await user.until(request, Status.COMPLETED)
-            assert isinstance(told.data, InlineResult)
-            saves = torch.load(io.BytesIO(told.data.content), weights_only=False)
+            completed = await user.until(request, Status.COMPLETED)
+            assert isinstance(completed.data, InlineResult)
+            saves = torch.load(io.BytesIO(completed.data.content), weights_only=False)
             assert torch.equal(saves["logits"], expected(tiny_gpt2))
-            statuses = [response.status for response in user.told[request.id]]
+            statuses = [response.status for response in user.responses[request.id]]
             if Status.RUNNING in statuses:  # the end of a quick job may replace it
                 assert statuses.pop(1) is Status.RUNNING
             assert statuses == [Status.DISPATCHED, Status.COMPLETED]
@@ -252,7 +252,7 @@ async def test_message_lost_in_redis_is_recovered_by_ray_call(
             response = await running
             assert (response.status, response.delivered) == (Status.COMPLETED, True)
             await user.until(request, Status.COMPLETED)
-            statuses = [told.status for told in user.told[request.id]]
+            statuses = [response.status for response in user.responses[request.id]]
             assert statuses.count(Status.RUNNING) <= 1
             return asked.count("run")
 
@@ -379,7 +379,7 @@ async def test_next_leader_adopts_replica_and_its_running_job(
                 other.cancel("Enough.")
                 assert (await attached).description == "Enough."
                 assert (await waiting).status is Status.COMPLETED
-            runs = [r for r in user.told[job.id] if r.status is Status.RUNNING]
+            runs = [r for r in user.responses[job.id] if r.status is Status.RUNNING]
             assert len(runs) == 1
             await controller.stop()
             assert await cluster.orphans() == []
@@ -402,26 +402,26 @@ async def test_job_ended_under_previous_leader_is_not_run_again(
                 await user.until(job, Status.COMPLETED)
                 await asyncio.to_thread(kill_the_first, server)
                 await left.actor.ended.wait()
-                told: list[Response] = []
+                responses: list[Response] = []
 
                 async def tell(response: Response) -> bool:
-                    told.append(response)
+                    responses.append(response)
                     return True
 
                 with pytest.raises(EndedError):
                     await other.run(job, tell)
-                assert told == []
+                assert responses == []
 
 
 async def leave_running(
-    server: RayServer, checkpoint: Path, user: Client, job: Request, told: Status
+    server: RayServer, checkpoint: Path, user: Client, job: Request, status: Status
 ) -> None:
     """Lead until a replica on the first node runs a job and its client has received this status."""
     async with driving(server) as cluster:
         actor = await an_actor(cluster, config_of(checkpoint), "one", "first")
-        await actor.start(lambda done, total: None)
+        await actor.start(lambda loaded, total: None)
         running = asyncio.create_task(actor.run(job, nothing))
-        await user.until(job, told)
+        await user.until(job, status)
         await end([running])  # as when a leader leaves or ends
 
 
@@ -443,7 +443,7 @@ async def test_replica_on_missing_node_fails_to_start(server: RayServer, tiny_gp
         config = config_of(tiny_gpt2)
         actor = cluster.make_actor(config, "0.8", place_on("ab" * 28, config, "nowhere"))
         with pytest.raises(ActorError, match="the node that it was placed on is gone"):
-            await actor.start(lambda done, total: None)
+            await actor.start(lambda loaded, total: None)
         assert actor.ended.is_set()
         await actor.stop()
 
@@ -456,7 +456,7 @@ async def test_actor_frozen_before_first_answer_is_killed(
         actor = await an_actor(cluster, config_of(tiny_gpt2), "one", "frozen")
         actor.made_s = 4.0
         with pytest.raises(ActorError, match="its process does not answer"):
-            await actor.start(lambda done, total: None)
+            await actor.start(lambda loaded, total: None)
         assert actor.ended.is_set()
         _, left = await asyncio.to_thread(psutil.wait_procs, server.workers("Frozen"), PATIENCE_S)
         assert left == []
@@ -469,7 +469,7 @@ async def test_actor_stopped_before_creation_leaves_no_orphan(
 ) -> None:
     async with driving(server, StandIn) as cluster:
         actor = await an_actor(cluster, config_of(tiny_gpt2), "one", "brief")
-        starting = asyncio.create_task(actor.start(lambda done, total: None))
+        starting = asyncio.create_task(actor.start(lambda loaded, total: None))
         await asyncio.sleep(0)
         await actor.stop()
         with pytest.raises(ActorError):
@@ -491,7 +491,7 @@ async def test_replica_loading_under_previous_leader_continues_loading(
     async with driving(server, StandIn) as cluster:
         actor = await an_actor(cluster, config, "two", "young")
         begun = asyncio.Event()
-        starting = asyncio.create_task(actor.start(lambda done, total: begun.set()))
+        starting = asyncio.create_task(actor.start(lambda loaded, total: begun.set()))
         await begun.wait()
         starting.cancel()
     async with driving(server, StandIn) as cluster:
@@ -541,7 +541,7 @@ async def test_unusable_orphans_are_ended(server: RayServer, tiny_gpt2: Path) ->
     config = config_of(tiny_gpt2)
     async with driving(server, StandIn) as cluster:
         actor = await an_actor(cluster, config, "one", "dead")
-        await actor.start(lambda done, total: None)
+        await actor.start(lambda loaded, total: None)
         await actor._handle.stop.remote()  # its process stays
     async with driving(server, StandIn) as cluster:
         assert await cluster.orphans() == []

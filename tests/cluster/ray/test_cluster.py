@@ -80,9 +80,9 @@ def test_only_live_nodes_with_resources_are_listed() -> None:
         entry("a head that serves", {**HEAD, "ndif_cpu_memory": 5.0}),
         entry("", {"ndif_gpu_0": 7.0}),
     ]
-    one, serving, nameless = nodes_of(table)
-    assert (one.id, one.name) == ("id-of-one", "one")
-    assert (one.resources.gpu_bytes, one.resources.cpu_bytes) == ((GIB, 2 * GIB), 3 * GIB)
+    first, serving, nameless = nodes_of(table)
+    assert (first.id, first.name) == ("id-of-one", "one")
+    assert (first.resources.gpu_bytes, first.resources.cpu_bytes) == ((GIB, 2 * GIB), 3 * GIB)
     assert serving.resources.cpu_bytes == 5
     assert (nameless.name, nameless.resources.gpu_bytes) == ("10.0.0.1", (7,))
 

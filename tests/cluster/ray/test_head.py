@@ -60,7 +60,7 @@ async def test_replica_on_dead_head_is_lost_and_not_called_again(
         async with driving(server, StandIn) as cluster:
             actors = [await an_actor(cluster, config, node, node) for node in ("head", "one")]
             for actor in actors:
-                await actor.start(lambda done, total: None)
+                await actor.start(lambda loaded, total: None)
             on_head, on_one = [
                 asyncio.create_task(actor.run(a_request(subscription_id=None), nothing))
                 for actor in actors

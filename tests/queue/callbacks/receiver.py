@@ -43,7 +43,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """The address of the receiver."""
+        """Return the address of the receiver."""
         return f"{self.scheme}://localhost:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -79,8 +79,8 @@ class Server:
         """Wait until the webhook of a request is postponed."""
 
         async def is_put_off() -> bool:
-            (found,) = await self.queue.find(request.id)
-            return found.due > found.created
+            (waiting,) = await self.queue.find(request.id)
+            return waiting.due > waiting.created
 
         await eventually(is_put_off)
 
@@ -114,7 +114,7 @@ async def test_webhook_is_called_when_job_ends(tmp_path: Path, status: Status) -
     async with receiving() as receiver, running(tmp_path) as server:
         request = await server.end(f"{receiver.url}/done", status)
         await eventually(server.idle)
-    assert [each.target for each in receiver.asked] == [
+    assert [delivery.target for delivery in receiver.asked] == [
         f"/done?status={status.value}&id={request.id}"
     ]
 
@@ -137,20 +137,20 @@ async def test_webhook_is_called_only_for_end_and_only_if_requested(tmp_path: Pa
 async def test_every_status_webhook_is_called_once_per_status(tmp_path: Path) -> None:
     async with receiving() as receiver, running(tmp_path) as server:
         request = a_request(f"every+post+{receiver.url}")
-        respond, told = server.responder.respond, []
+        respond, bodies = server.responder.respond, []
         for status in (
             *(Status.RECEIVED, Status.QUEUED, Status.QUEUED, Status.LOG, Status.RUNNING),
             *(Status.STREAM, Status.RUNNING, Status.QUEUED, Status.RUNNING, Status.COMPLETED),
         ):
             await respond(request, Response(request.id, status, "A description."))
             await eventually(server.idle)
-        told = [json.loads(each.body) for each in receiver.asked]
+        bodies = [json.loads(delivery.body) for delivery in receiver.asked]
         # It ran twice.
         statuses = ["QUEUED", "RUNNING", "QUEUED", "RUNNING", "COMPLETED"]
-        assert [each["status"] for each in told] == statuses
-        assert {each["id"] for each in told} == {request.id}
-        assert [("ended" in each["times"]) for each in told] == [False] * 4 + [True]
-        message_ids = [each.headers["webhook-id"] for each in receiver.asked]
+        assert [body["status"] for body in bodies] == statuses
+        assert {body["id"] for body in bodies} == {request.id}
+        assert [("ended" in body["times"]) for body in bodies] == [False] * 4 + [True]
+        message_ids = [delivery.headers["webhook-id"] for delivery in receiver.asked]
         assert message_ids[-1] == f"msg_{request.id}"
         assert message_ids[1] == f"msg_{request.id}_RUNNING"
         assert server.responder._notified == {}
@@ -184,7 +184,7 @@ async def test_failed_status_webhook_does_not_affect_end(tmp_path: Path) -> None
         assert await server.delivery.retry(request.id[:8]) == [request.id]
         await eventually(server.idle)
         assert await server.queue.counts() == (0, 0)
-    last = [each.target for each in receiver.asked][-2:]
+    last = [delivery.target for delivery in receiver.asked][-2:]
     assert last == [f"/?status={status}&id={request.id}" for status in ("ERROR", "RUNNING")]
 
 
@@ -254,7 +254,7 @@ async def test_failed_webhook_is_retried_until_it_succeeds(
         request = await server.end(f"post+{receiver.url}/secret-path")
         await eventually(server.idle)
     assert len(receiver.asked) == 3
-    assert len({each.headers["webhook-id"] for each in receiver.asked}) == 1
+    assert len({delivery.headers["webhook-id"] for delivery in receiver.asked}) == 1
     assert (
         f"request {request.id}: attempt 2 of its webhook or mail failed: it answered 503"
         in caplog.text
@@ -292,7 +292,7 @@ async def test_forbidden_webhook_address_is_given_up_immediately(tmp_path: Path)
         await server.end("gopher://x/")
         await eventually(server.idle)
         dead = await server.queue.all(10)
-    assert {(each.attempts, each.problem) for each in dead} == {
+    assert {(entry.attempts, entry.problem) for entry in dead} == {
         (1, "this server does not call its address")
     }
     assert receiver.asked == []
@@ -362,7 +362,9 @@ async def test_interrupted_webhook_is_repeated_by_next_process(tmp_path: Path) -
         receiver.release.set()
         async with running(tmp_path) as server:
             await eventually(server.idle)
-    assert [each.target for each in receiver.asked] == [f"/?status=COMPLETED&id={request.id}"] * 2
+    assert [delivery.target for delivery in receiver.asked] == [
+        f"/?status=COMPLETED&id={request.id}"
+    ] * 2
 
 
 # Mail

@@ -110,7 +110,7 @@ def test_ipv6_forms_of_ipv4_address_are_as_public_as_the_address(
         )
     )
     expected = is_public(address)
-    assert [is_public(each) for each in (mapped, translated, six_to_four, isatap)] == [expected] * 4
+    assert [is_public(ip) for ip in (mapped, translated, six_to_four, isatap)] == [expected] * 4
 
 
 def test_only_networks_of_operator_are_allowed_beside_public_ones() -> None:
@@ -239,7 +239,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("sentence", "text"), [(sentence, each) for sentence, all_ in REFUSED.items() for each in all_]
+    ("sentence", "text"), [(sentence, text) for sentence, all_ in REFUSED.items() for text in all_]
 )
 def test_invalid_callback_addresses_are_rejected_with_reason(sentence: str, text: str) -> None:
     with pytest.raises(CallbackAddressError, match=sentence) as refused:
@@ -259,13 +259,13 @@ def test_any_text_is_parsed_or_raises_address_error(text: str) -> None:
 
 
 def test_query_of_url_is_kept() -> None:
-    told = {"status": "COMPLETED", "id": "7"}
+    fields = {"status": "COMPLETED", "id": "7"}
     for text, target in (
         ("https://example.org", "/?status=COMPLETED&id=7"),
         ("https://example.org/done?", "/done?status=COMPLETED&id=7"),
         ("https://example.org/done?a=b%26c&d", "/done?a=b%26c&d&status=COMPLETED&id=7"),
     ):
-        assert read_address(text).target_with(**told) == target
+        assert read_address(text).target_with(**fields) == target
 
 
 def test_shown_address_hides_its_secrets() -> None:

@@ -100,9 +100,9 @@ async def test_documented_code_verifies_webhook() -> None:
     verify = names["verify"]
     secrets = ("the next secret", *SECRETS)
     async with receiving() as receiver:
-        made = Webhooks(EVERYWHERE, secrets, 5.0, time.time, resolve=to_loopback)
+        sender = Webhooks(EVERYWHERE, secrets, 5.0, time.time, resolve=to_loopback)
         callback = a_callback(f"post+{receiver.url}/")
-        await made.send(callback, read_address(callback.address, EVERYWHERE))
+        await sender.send(callback, read_address(callback.address, EVERYWHERE))
         await send(f"post+{receiver.url}/")  # long ago
     asked, old = receiver.asked
     for server in secrets:

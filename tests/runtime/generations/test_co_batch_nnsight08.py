@@ -44,10 +44,10 @@ def generation(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Nnsight08:
     folder = request.param(tmp_path_factory.mktemp("model"))
-    made = create_generation("0.8")
-    made.load(ModelSpec(checkpoint=str(folder), generation="0.8", task="text-generation"))
-    assert isinstance(made, Nnsight08)
-    return made
+    adapter = create_generation("0.8")
+    adapter.load(ModelSpec(checkpoint=str(folder), generation="0.8", task="text-generation"))
+    assert isinstance(adapter, Nnsight08)
+    return adapter
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +57,9 @@ def _forgotten(generation: Nnsight08) -> Iterator[None]:
 
 
 def sent(generation: Nnsight08, block: Block) -> bytes:
-    made = Sent()
-    block(generation.model, made)
-    return made.payload
+    sent_block = Sent()
+    block(generation.model, sent_block)
+    return sent_block.payload
 
 
 def alone(generation: Nnsight08, block: Block) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def alone(generation: Nnsight08, block: Block) -> dict[str, Any]:
 
 
 def together(generation: Nnsight08, *blocks: Block) -> list[dict[str, Any] | None]:
-    return generation.run_together([sent(generation, each) for each in blocks])
+    return generation.run_together([sent(generation, block) for block in blocks])
 
 
 def close(left: Any, right: Any) -> bool:
@@ -84,8 +84,8 @@ def close(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("block", ROW_WISE)
 def test_co_batched_block_returns_same_values_as_alone(generation: Nnsight08, block: Block) -> None:
-    for found in together(generation, block, *ROW_WISE, block):
-        assert found is not None
+    for values in together(generation, block, *ROW_WISE, block):
+        assert values is not None
     first, *_, last = together(generation, block, *ROW_WISE, block)
     expected = alone(generation, block)
     assert expected
@@ -102,12 +102,12 @@ def test_shape_or_dtype_changing_assignment_runs_alone(generation: Nnsight08, bl
 
 
 def test_assigning_blocks_get_separate_pass(generation: Nnsight08) -> None:
-    found = together(generation, assigns, edits, assigns, reads)
+    values = together(generation, assigns, edits, assigns, reads)
     expected = alone(generation, assigns)
-    assert close(found[0], expected)
-    assert close(found[2], expected)
-    assert close(found[1], alone(generation, edits))
-    assert close(found[3], alone(generation, reads))
+    assert close(values[0], expected)
+    assert close(values[2], expected)
+    assert close(values[1], alone(generation, edits))
+    assert close(values[3], alone(generation, reads))
 
 
 def test_assigning_blocks_run_alone_if_model_writes_in_place(
@@ -127,20 +127,20 @@ def test_assigning_blocks_run_alone_if_model_writes_in_place(
 
 
 def test_saved_views_are_sent_without_base_storage(generation: Nnsight08) -> None:
-    for found in together(generation, expands, expands, reads)[:2]:
-        assert found is not None
-        assert close(found, alone(generation, expands))
-        sizes = {name: value.untyped_storage().nbytes() for name, value in found.items()}
-        assert sizes["last"] <= found["last"].numel() * 4
-        assert sizes["turned"] == found["turned"].numel() * 4
+    for values in together(generation, expands, expands, reads)[:2]:
+        assert values is not None
+        assert close(values, alone(generation, expands))
+        sizes = {name: value.untyped_storage().nbytes() for name, value in values.items()}
+        assert sizes["last"] <= values["last"].numel() * 4
+        assert sizes["turned"] == values["turned"].numel() * 4
 
 
 def test_saved_values_are_not_mixed_up_when_object_ids_are_reused(generation: Nnsight08) -> None:
     """The id of a freed saved object may be reused by another block's object."""
     for _ in range(5):
         blocks = [frees_what_it_saved, saves_little] * 4
-        found = together(generation, *blocks)
-        assert [list(each or ()) for each in found] == [["hidden"], ["mean"]] * 4
+        values = together(generation, *blocks)
+        assert [list(row or ()) for row in values] == [["hidden"], ["mean"]] * 4
 
 
 @pytest.mark.parametrize(
@@ -180,29 +180,29 @@ def test_failing_block_does_not_affect_co_batched_blocks(
 def test_request_of_deprecated_language_model_is_co_batched(generation: Nnsight08) -> None:
     with pytest.warns(Warning, match="LanguageModel is deprecated"):
         client = LanguageModel(generation.model.repo_id)
-    made = Sent()
-    reads(client, made)
-    first, other = generation.run_together([made.payload, sent(generation, reads)])
+    sent_block = Sent()
+    reads(client, sent_block)
+    first, other = generation.run_together([sent_block.payload, sent(generation, reads)])
     assert close(first, alone(generation, reads))
     assert close(other, first)
 
 
 def test_prompts_of_different_length_get_separate_passes(generation: Nnsight08) -> None:
     assert together(generation, reads, longer) == [None, None]
-    found = together(generation, reads, longer, edits, longer)
-    assert close(found[1], alone(generation, longer))
-    assert close(found[3], alone(generation, longer))
-    assert close(found[0], alone(generation, reads))
+    values = together(generation, reads, longer, edits, longer)
+    assert close(values[1], alone(generation, longer))
+    assert close(values[3], alone(generation, longer))
+    assert close(values[0], alone(generation, reads))
 
 
 def test_co_batched_pass_respects_token_limit(
     generation: Nnsight08, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ndif.runtime.generations.co_batch_nnsight08._MAX_TOKENS", 14)
-    found = together(generation, reads, edits, reads, reads)
-    assert [each is None for each in found] == [False] * 4
-    found = together(generation, reads, edits, reads)
-    assert [each is None for each in found] == [False, False, True]
+    values = together(generation, reads, edits, reads, reads)
+    assert [row is None for row in values] == [False] * 4
+    values = together(generation, reads, edits, reads)
+    assert [row is None for row in values] == [False, False, True]
 
 
 def test_single_eligible_block_is_not_co_batched(generation: Nnsight08) -> None:
@@ -213,8 +213,8 @@ def test_single_eligible_block_is_not_co_batched(generation: Nnsight08) -> None:
 
 def test_malformed_payload_is_left_out_of_co_batch(generation: Nnsight08) -> None:
     payloads = [b"", sent(generation, reads), b"nothing", sent(generation, reads)]
-    found = generation.run_together(payloads)
-    assert [each is None for each in found] == [True, False, True, False]
+    values = generation.run_together(payloads)
+    assert [row is None for row in values] == [True, False, True, False]
 
 
 def test_co_batched_result_has_no_rows_of_other_blocks(generation: Nnsight08) -> None:
@@ -240,12 +240,14 @@ def test_model_that_mixes_rows_is_not_co_batched(
 def test_co_batch_leaves_model_unchanged(generation: Nnsight08) -> None:
     model = generation.model
     hooks = [
-        (len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model._module.modules()
+        (len(module._forward_hooks), len(module._forward_pre_hooks))
+        for module in model._module.modules()
     ]
     generation._shared_passes = None
     together(generation, reads, fails, edits, prints)
     assert hooks == [
-        (len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model._module.modules()
+        (len(module._forward_hooks), len(module._forward_pre_hooks))
+        for module in model._module.modules()
     ]
     assert model.interleaver.mediators == []
     assert not model.interleaver.interleaving

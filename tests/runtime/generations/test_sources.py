@@ -21,9 +21,9 @@ Block = Callable[[Any, Sent], None]
 
 @pytest.fixture(scope="module")
 def loaded(tiny_gpt2: Path) -> Nnsight08:
-    made = Nnsight08()
-    made.load(ModelSpec(str(tiny_gpt2), "0.8", task="text-generation"))
-    return made
+    adapter = Nnsight08()
+    adapter.load(ModelSpec(str(tiny_gpt2), "0.8", task="text-generation"))
+    return adapter
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ from tests.tiny_models import make_gemma2
 
 
 def loaded(folder: Path, attention: str | None = None) -> Nnsight08:
-    made = Nnsight08()
-    made.load(ModelSpec(str(folder), "0.8", task="text-generation", attn_implementation=attention))
-    return made
+    generation = Nnsight08()
+    generation.load(
+        ModelSpec(str(folder), "0.8", task="text-generation", attn_implementation=attention)
+    )
+    return generation
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ class PretendDriver:
             raise DeviceError(f"CUDA error: {'; '.join(failed)}")
 
     def _read_variables(self) -> None:
-        # Read like a library does: Python's copy of the environment may differ.
+        # Read as a library does: Python's copy of the environment may differ.
         if _variable("CUDA_VISIBLE_DEVICES") != self._visible:
             raise OSError("the process sees other devices than its owner")
 

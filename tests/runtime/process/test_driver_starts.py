@@ -180,17 +180,17 @@ def outcome(zygote: Any) -> str:
     from ndif.runtime.frames import FrameChannel
     from ndif.runtime.messages import Signal
 
-    here, there = socket.socketpair()
-    here.settimeout(PATIENCE_S)
-    zygote._fork("runner", there.detach(), fresh=True, reused=False)
+    own, other = socket.socketpair()
+    own.settimeout(PATIENCE_S)
+    zygote._fork("runner", other.detach(), fresh=True, reused=False)
     (pid,) = zygote._runners
     try:
-        message, body, _ = FrameChannel(here).receive()
+        message, body, _ = FrameChannel(own).receive()
         return "" if message is Signal.IDLE else bytes(body).decode()
     except EOFError:
         return "the runner ended"
     finally:
-        here.close()
+        own.close()
         os.waitpid(pid, 0)
         zygote._runners.clear()
 
@@ -206,10 +206,10 @@ def in_a_fork(run: Callable[[], dict[str, str]]) -> dict[str, str]:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        said = pipe.read()
+        content = pipe.read()
     os.waitpid(pid, 0)
-    found: dict[str, str] = json.loads(said)
-    return found
+    outcomes: dict[str, str] = json.loads(content)
+    return outcomes
 
 
 def main() -> None:
@@ -218,9 +218,9 @@ def main() -> None:
     columns = {AS_IT_IS: column(checkpoint, [])}
     for name, mends in {**{str(mend): [mend] for mend in ACTS}, WITHOUT_ANY: [*ACTS]}.items():
         columns[name] = in_a_fork(lambda mends=mends: column(checkpoint, mends))  # type: ignore[misc]
-    for act, what in ACTS.items():
+    for act, explanation in ACTS.items():
         cells = ["-" if columns[name][str(act)] else "ok" for name in COLUMNS]
-        print(f"{act} {what:56}", *(f"{cell:12}" for cell in cells), file=sys.stderr)
+        print(f"{act} {explanation:56}", *(f"{cell:12}" for cell in cells), file=sys.stderr)
     print(json.dumps(columns))
 
 

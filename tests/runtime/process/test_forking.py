@@ -52,9 +52,9 @@ def in_a_fork(run: Callable[[], object]) -> Any:
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
+        content = pipe.read()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    return json.loads(said)
+    return json.loads(content)
 
 
 def memory(byte: int) -> mmap.mmap:
@@ -160,16 +160,16 @@ def failing() -> dict[str, Any]:
 
     pages = Rehearsal(run).pages()
     pages.fetch()
-    done = Rehearsal(lambda: write(area))
-    done.socket.recv(1, socket.MSG_PEEK)
-    os.kill(done._pid, signal.SIGKILL)
-    os.waitpid(done._pid, 0)
-    of_killed = done.pages()
+    rehearsal = Rehearsal(lambda: write(area))
+    rehearsal.socket.recv(1, socket.MSG_PEEK)
+    os.kill(rehearsal._pid, signal.SIGKILL)
+    os.waitpid(rehearsal._pid, 0)
+    of_killed = rehearsal.pages()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         Rehearsal(lambda: None).pages()
     return {
-        "ranges": [len(each.written) + len(each.read) for each in (pages, of_killed)],
+        "ranges": [len(group.written) + len(group.read) for group in (pages, of_killed)],
         "same": area[7] == 1,
         "leaked": len(list(Path("/proc/self/fd").iterdir())) - descriptors,
     }
@@ -245,55 +245,55 @@ def measured(name: str, *arguments: Path) -> Any:
 
 
 def test_fork_with_prefetched_pages_writes_without_page_faults() -> None:
-    found = measured("copying")
-    assert found["without"] >= PAGES
-    assert found["with"]["faults"] < FEW
+    values = measured("copying")
+    assert values["without"] >= PAGES
+    assert values["with"]["faults"] < FEW
 
 
 def test_prefetched_pages_equal_originals() -> None:
-    found = measured("copying")
-    assert found["with"]["same"]
-    assert found["mine"]
+    values = measured("copying")
+    assert values["with"]["same"]
+    assert values["mine"]
 
 
 def test_pages_not_written_by_rehearsal_are_not_copied() -> None:
-    found = measured("copying")
-    assert found["written"] == SIZE
-    assert found["left"] == 0
+    values = measured("copying")
+    assert values["written"] == SIZE
+    assert values["left"] == 0
     # Pages that an interpreter writes in any case.
-    assert found["all"] - SIZE < 16 << 20
+    assert values["all"] - SIZE < 16 << 20
 
 
 def test_adjacent_written_pages_form_one_range() -> None:
-    found = measured("finding_ranges")
-    assert found["mine"] == [[0, 10], [100, 20], [1999, 1]]
-    assert found["but some"] == [[0, 10], [100, 5], [115, 5], [1999, 1]]
-    assert found["aligned"]
-    assert found["ordered"]
+    values = measured("finding_ranges")
+    assert values["mine"] == [[0, 10], [100, 20], [1999, 1]]
+    assert values["but some"] == [[0, 10], [100, 5], [115, 5], [1999, 1]]
+    assert values["aligned"]
+    assert values["ordered"]
 
 
 def test_failed_rehearsal_yields_no_pages() -> None:
-    found = measured("failing")
-    assert found == {"ranges": [0, 0], "same": True, "leaked": 0}
+    values = measured("failing")
+    assert values == {"ranges": [0, 0], "same": True, "leaked": 0}
 
 
 def test_prefetch_skips_unmapped_memory() -> None:
-    found = measured("gone")
-    assert found == {"survived": True, "size": SIZE}
+    values = measured("gone")
+    assert values == {"survived": True, "size": SIZE}
 
 
 def test_fork_reads_mapped_weights_without_page_faults(tmp_path: Path) -> None:
     files = tmp_path / "weights", tmp_path / "others"
     for file in files:
         file.write_bytes(os.urandom(SIZE))
-    found = measured("finding", *files)
-    assert found["without"] == found["fork"]["others"] == 0
-    assert found["fork"]["resident"] == SIZE
-    assert found["fork"]["own"] == 0  # found, and not copied
-    assert found["fork"]["faults"] < FEW
+    values = measured("finding", *files)
+    assert values["without"] == values["fork"]["others"] == 0
+    assert values["fork"]["resident"] == SIZE
+    assert values["fork"]["own"] == 0  # found, and not copied
+    assert values["fork"]["faults"] < FEW
     expected = hashlib.sha256(files[0].read_bytes()).hexdigest()
-    assert found["before"] == found["after"] == found["fork"]["digest"] == expected
-    assert found["fork"]["total"] == found["total"]
+    assert values["before"] == values["after"] == values["fork"]["digest"] == expected
+    assert values["fork"]["total"] == values["total"]
     assert hashlib.sha256(files[0].read_bytes()).hexdigest() == expected
 
 
@@ -305,9 +305,9 @@ def test_mappings_parse_file_name_with_space(tmp_path: Path) -> None:
         mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as area,
     ):
         assert area[0] == 0
-        (found,) = [mapping for mapping in mappings() if mapping.path == str(file)]
-    assert found.access == "r--p"
-    assert found.end - found.start == mmap.PAGESIZE
+        (entry,) = [mapping for mapping in mappings() if mapping.path == str(file)]
+    assert entry.access == "r--p"
+    assert entry.end - entry.start == mmap.PAGESIZE
 
 
 if __name__ == "__main__":

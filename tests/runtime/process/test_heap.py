@@ -89,19 +89,19 @@ def huge() -> int:
 
 
 def test_fork_of_settled_heap_allocates_contiguously_not_from_holes() -> None:
-    found = apart("tests.runtime.process.test_heap")
+    values = apart("tests.runtime.process.test_heap")
     # Before settling, the fork copies a page for every few holes.
-    assert found["before"] > HOLES // 2 * HOLE // PAGE // 2
-    assert found["after"] < found["before"] // 10
+    assert values["before"] > HOLES // 2 * HOLE // PAGE // 2
+    assert values["after"] < values["before"] // 10
     # Memory in use was not touched and remains usable.
-    assert found["same"]
-    assert found["beside"]
+    assert values["same"]
+    assert values["beside"]
     # A fork need not fetch the top of the heap, except its first part.
-    behind, spare = found["spare"]
+    behind, spare = values["spare"]
     assert behind
     assert heap._FREE_TOP // 2 < spare < heap._FREE_TOP
     # Memory that a request takes from the top is in huge pages.
-    assert found["huge"] >= 8 << 20
+    assert values["huge"] >= 8 << 20
 
 
 if __name__ == "__main__":

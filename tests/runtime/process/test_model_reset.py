@@ -64,8 +64,8 @@ class Site:
 
     def says(self, code: str) -> tuple[int, Any]:
         """Return the process of a request, and the value that its `code` assigned to `said`."""
-        process, said = self.saves(code)["told"]
-        return process, said
+        process, text = self.saves(code)["told"]
+        return process, text
 
     def saves(self, code: str, **env: str) -> dict[str, Any]:
         payload = executing(self.client, code)
@@ -156,10 +156,10 @@ RESTORED = {
 def test_request_after_weight_write_gets_original_weights_and_new_process(
     site: Site, truth: torch.Tensor, code: str
 ) -> None:
-    found, process = site.run(code)
-    assert not torch.equal(found, truth), "the change has no effect on its own request"
-    found, next_process = site.run("")
-    assert torch.equal(found, truth)
+    logits, process = site.run(code)
+    assert not torch.equal(logits, truth), "the change has no effect on its own request"
+    logits, next_process = site.run("")
+    assert torch.equal(logits, truth)
     assert next_process != process
 
 
@@ -185,16 +185,16 @@ def test_a_setting_that_cannot_be_restored_ends_the_process(site: Site) -> None:
     process, _ = site.says(
         "import builtins, torch; builtins.mode = torch.inference_mode(); mode.__enter__()"
     )
-    next_process, said = site.says(tells)
-    assert not said
+    next_process, text = site.says(tells)
+    assert not text
     assert next_process != process
 
 
 def test_loaded_library_keeps_its_logger(site: Site) -> None:
     """Only users' loggers are removed: a library makes its logger once per process."""
     process, _ = site.says("import logging, wave; logging.getLogger('wave').setLevel(7)")
-    told = site.says("import logging; said = logging.getLogger('wave').level")
-    assert told == (process, 7)
+    values = site.says("import logging; said = logging.getLogger('wave').level")
+    assert values == (process, 7)
 
 
 def test_a_patched_class_ends_the_process(site: Site) -> None:
@@ -204,9 +204,9 @@ def test_a_patched_class_ends_the_process(site: Site) -> None:
 
 
 def test_hooks_do_not_accumulate_over_requests(site: Site, truth: torch.Tensor) -> None:
-    found = [site.run(RESTORED["a hook"])[0] for _ in range(3)]
-    assert not torch.equal(found[0], truth)
-    assert all(torch.equal(each, found[0]) for each in found)
+    values = [site.run(RESTORED["a hook"])[0] for _ in range(3)]
+    assert not torch.equal(values[0], truth)
+    assert all(torch.equal(logits, values[0]) for logits in values)
 
 
 def test_each_request_gets_requested_attention(site: Site) -> None:
@@ -220,19 +220,19 @@ def test_adapter_process_is_reused_until_its_weights_change(
     site: Site, truth: torch.Tensor, tiny_adapter: Path
 ) -> None:
     adapted = {"peft": str(tiny_adapter)}
-    found, process = site.run("", **adapted)
-    assert not torch.equal(found, truth)
+    logits, process = site.run("", **adapted)
+    assert not torch.equal(logits, truth)
     assert torch.equal(site.run("")[0], truth)
     again, same_process = site.run("", **adapted)
-    assert torch.equal(again, found)
+    assert torch.equal(again, logits)
     assert same_process == process
     writes = (
         "for name, each in model._module.named_parameters():\n"
         "    if 'lora' in name: each.data.mul_(2)"
     )
-    assert not torch.equal(site.run(writes, **adapted)[0], found)
+    assert not torch.equal(site.run(writes, **adapted)[0], logits)
     again, other_process = site.run("", **adapted)
-    assert torch.equal(again, found)
+    assert torch.equal(again, logits)
     assert other_process != process
 
 

@@ -39,18 +39,18 @@ _STEPS = st.lists(
 _OF_SETS = ("add", "discard", "pop", "clear", "update")
 
 
-def change(found: list[Any], how: str, value: object) -> None:
+def change(values: list[Any], how: str, value: object) -> None:
     if how in ("append", "insert"):
-        found.append(value) if how == "append" else found.insert(0, value)
+        values.append(value) if how == "append" else values.insert(0, value)
     elif how == "replace":
-        found[:] = [value] * 500
-    elif found:
+        values[:] = [value] * 500
+    elif values:
         if how == "pop":
-            found.pop()
+            values.pop()
         elif how == "clear":
-            found.clear()
+            values.clear()
         else:
-            found[len(found) // 2] = value
+            values[len(values) // 2] = value
 
 
 def test_interpreters_list_and_set_layouts_are_known() -> None:
@@ -62,14 +62,14 @@ def test_interpreters_list_and_set_layouts_are_known() -> None:
 def test_every_changed_list_is_found(
     lists: list[list[object]], steps: list[tuple[str, int, object]]
 ) -> None:
-    kept = [list(each) for each in lists]
+    kept = [list(values) for values in lists]
     words = _Items(lists, _LIST)
     assert words.changed() == []
     touched = set()
     for how, number, value in steps:
         change(lists[number % len(lists)], how, value)
         touched.add(number % len(lists))
-        differ = {at for at, each in enumerate(lists) if each != kept[at]}
+        differ = {at for at, values in enumerate(lists) if values != kept[at]}
         assert differ <= {*words.changed()} <= touched
 
 
@@ -80,22 +80,22 @@ def test_every_changed_list_is_found(
 def test_every_changed_set_is_found(
     sets: list[set[int]], steps: list[tuple[int, str, int]]
 ) -> None:
-    kept = [set(each) for each in sets]
+    kept = [set(values) for values in sets]
     words = _Items(sets, _SET)
     assert words.changed() == []
     touched = set()
     for number, how, value in steps:
-        found = sets[number % len(sets)]
+        chosen = sets[number % len(sets)]
         if how == "pop":
-            found and found.pop()
+            chosen and chosen.pop()
         elif how == "clear":
-            found.clear()
+            chosen.clear()
         elif how == "update":
-            found.update(range(value))
+            chosen.update(range(value))
         else:
-            getattr(found, how)(value)
+            getattr(chosen, how)(value)
         touched.add(number % len(sets))
-        differ = {at for at, each in enumerate(sets) if each != kept[at]}
+        differ = {at for at, values in enumerate(sets) if values != kept[at]}
         assert differ <= {*words.changed()} <= touched
 
 
@@ -109,12 +109,12 @@ def test_every_function_with_replaced_parts_is_found(steps: list[tuple[int, str]
     def other(_: int = 2, *, __: int = 3) -> int:
         return 1
 
-    def made() -> types.FunctionType:
+    def make_function() -> types.FunctionType:
         def one(_: int = 1, *, __: int = 2) -> None: ...
 
         return one  # type: ignore[return-value] # a function is one
 
-    functions = [made() for _ in range(10)]
+    functions = [make_function() for _ in range(10)]
     words = _Words(functions, _function_offsets())
     assert words.changed() == []
     for number, part in steps:
@@ -127,39 +127,45 @@ def test_every_function_with_replaced_parts_is_found(steps: list[tuple[int, str]
 def test_changes_to_objects_added_since_fork_server_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = types.ModuleType("known")
-    known.__dict__.update(kept=[1], table={"a": 1})
-    monkeypatch.setitem(sys.modules, "known", known)
+    module = types.ModuleType("known")
+    module.__dict__.update(kept=[1], table={"a": 1})
+    monkeypatch.setitem(sys.modules, "known", module)
     monkeypatch.setattr(Namespaces, "of_fork_server", Namespaces(functions=False))
 
     added = types.ModuleType("added")
     added.__dict__.update(names=["b"], seen={1, 2})
     monkeypatch.setitem(sys.modules, "added", added)
-    known.later = ["c"]  # type: ignore[attr-defined]
-    known.kept.append(2)
+    module.later = ["c"]  # type: ignore[attr-defined]
+    module.kept.append(2)
     cls = type("Added", (), {"shared": []})
 
-    found = Namespaces.of_this_process(functions=False)
-    assert found is Namespaces.of_fork_server
+    namespaces = Namespaces.of_this_process(functions=False)
+    assert namespaces is Namespaces.of_fork_server
     mine = ("known", "added", f"{__name__}.Added")
-    assert [each for each in found.changes() if each.name.startswith(mine)] == []
-    known.kept.append(3)
-    known.table["a"] = 2
-    known.later.append("d")  # type: ignore[attr-defined]
+    assert [
+        difference for difference in namespaces.changes() if difference.name.startswith(mine)
+    ] == []
+    module.kept.append(3)
+    module.table["a"] = 2
+    module.later.append("d")  # type: ignore[attr-defined]
     added.names.clear()
     added.seen.add(3)
     cls.shared.append(1)  # type: ignore[attr-defined]
-    changes = {each.name: each for each in found.changes() if each.name.startswith(mine)}
+    changes = {
+        difference.name: difference
+        for difference in namespaces.changes()
+        if difference.name.startswith(mine)
+    }
     assert {*changes} == {
         *("known.kept", "known.table", "known.later", "added.names", "added.seen"),
         f"{__name__}.Added.shared",
     }
-    for each in changes.values():
-        each.restore()
-    assert (known.kept, known.table, known.later) == ([1, 2], {"a": 1}, ["c"])  # type: ignore[attr-defined]
+    for difference in changes.values():
+        difference.restore()
+    assert (module.kept, module.table, module.later) == ([1, 2], {"a": 1}, ["c"])  # type: ignore[attr-defined]
     assert (added.names, added.seen, cls.shared) == (["b"], {1, 2}, [])  # type: ignore[attr-defined]
     monkeypatch.delitem(sys.modules, "added")
-    assert found.restore_modules(lambda _: False) == ""
+    assert namespaces.restore_modules(lambda _: False) == ""
     assert sys.modules["added"] is added
 
 

@@ -34,7 +34,7 @@ def test_forgotten_warning_is_shown_again(action: str) -> None:
 def test_thread_count_set_by_another_thread_is_restored() -> None:
     before = torch.get_num_threads()
     settings = ProcessSettings()
-    found: list[int] = []
+    counts: list[int] = []
 
     def in_a_thread(work: object) -> None:
         thread = threading.Thread(target=work)  # type: ignore[arg-type]
@@ -44,5 +44,5 @@ def test_thread_count_set_by_another_thread_is_restored() -> None:
     in_a_thread(lambda: torch.set_num_threads(before + 1))
     assert torch.get_num_threads() == before
     assert settings.restore() is None
-    in_a_thread(lambda: found.append(torch.get_num_threads()))
-    assert found == [before]
+    in_a_thread(lambda: counts.append(torch.get_num_threads()))
+    assert counts == [before]

@@ -114,8 +114,8 @@ def site(
 def test_each_request_gets_requested_attention(site: Site) -> None:
     tells = "said = model._module.config._attn_implementation"
     eager = {"attn_implementation": "eager"}
-    said = [site.says(tells, "one", **env) for env in (eager, eager, {}, eager, {}, {})]
-    assert said == ["eager", "eager", "sdpa", "eager", "sdpa", "sdpa"]
+    values = [site.says(tells, "one", **env) for env in (eager, eager, {}, eager, {}, {})]
+    assert values == ["eager", "eager", "sdpa", "eager", "sdpa", "sdpa"]
     assert site.stays()
 
 
@@ -126,8 +126,8 @@ def test_protected_process_frees_memory_and_stays(
     site = Site(tiny_gpt2, client, Settings(session_root=tmp_path, sandbox="require"))
     many = "import torch; said = sum(float(part[0]) for part in [torch.ones(1 << 16)] * 2)"
     held = "import torch; held = [torch.ones(1 << 16) for _ in range(200)]; said = len(held)"
-    for code, said in ((many, 2.0), (held, 200), (many, 2.0)):
-        assert site.says(code, "ada") == said
+    for code, value in ((many, 2.0), (held, 200), (many, 2.0)):
+        assert site.says(code, "ada") == value
         assert site.stays()
     site.close()
 
@@ -401,8 +401,8 @@ def waiting(served: Served, number: int = 1) -> list[int]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def stopped() -> list[int]:
-        found = [pid for pid in children(served.zygote) if is_stopped(pid)]
-        return found if len(found) >= number else []
+        stopped_pids = [pid for pid in children(served.zygote) if is_stopped(pid)]
+        return stopped_pids if len(stopped_pids) >= number else []
 
     return until(stopped)
 
@@ -453,16 +453,16 @@ def test_block_sees_only_expected_descriptors(site: Site) -> None:
         "import os\nsaid = []\nfor fd in range(256):\n"
         "    try: said.append((fd, oct(os.fstat(fd).st_mode)))\n    except OSError: pass"
     )
-    found = dict(site.says(looks, "ada"))
+    descriptors = dict(site.says(looks, "ada"))
     character, sock, file, folder = (
         "0o20666",
         "0o140777",
         ("0o100400", "0o100200", "0o100444"),
         "0o40555",
     )
-    assert [found.pop(fd) for fd in (0, 1, 2)] == [character] * 3
-    assert found.pop(3) == sock
-    assert sorted(found.values()) == sorted((*file, folder))
+    assert [descriptors.pop(fd) for fd in (0, 1, 2)] == [character] * 3
+    assert descriptors.pop(3) == sock
+    assert sorted(descriptors.values()) == sorted((*file, folder))
 
 
 def test_page_map_hides_physical_addresses(site: Site) -> None:
@@ -594,8 +594,8 @@ def test_protected_runner_is_reused_for_same_key(
     truth = expected(tiny_gpt2)
     pids = []
     for _ in range(3):
-        found = site.wait(site.served.logits(reading(client), trusted=False, key="ada"))
-        assert torch.equal(found, truth)
+        logits = site.wait(site.served.logits(reading(client), trusted=False, key="ada"))
+        assert torch.equal(logits, truth)
         assert site.stays()
         pids += waiting(site.served)
     assert len(pids) == 3

@@ -65,12 +65,12 @@ async def test_owner_runners_and_zygote_start_and_end(
     async with serve(tiny_gpt2, runtime) as served:
         # The host receives the same reports as for a model on CPUs.
         assert (1, 1) in served.progress
-        told = served.actor.process.model
-        assert told is not None
-        assert told.class_name == "GPT2LMHeadModel"
-        assert told.parameters == client._module.num_parameters()
-        assert (told.dtype, told.device) == ("float32", "cpu")
-        assert (told.task, told.folder) == ("text-generation", str(tiny_gpt2))
+        loaded = served.actor.process.model
+        assert loaded is not None
+        assert loaded.class_name == "GPT2LMHeadModel"
+        assert loaded.parameters == client._module.num_parameters()
+        assert (loaded.dtype, loaded.device) == ("float32", "cpu")
+        assert (loaded.task, loaded.folder) == ("text-generation", str(tiny_gpt2))
         assert served.actor.process.load_s > 0
         owner = served.owner
         await eventually(lambda: len(children(served.zygote)) == 3)  # the owner and two runners
@@ -301,11 +301,11 @@ async def test_weights_are_verified_only_after_the_runner_ended(
         lingers, alive_then = killed[-1], []
         verify = served.actor.process.verify
 
-        async def seen() -> int:
+        async def count_check() -> int:
             alive_then.append(lingers.alive)
             return await verify()
 
-        monkeypatch.setattr(served.actor.process, "verify", seen)
+        monkeypatch.setattr(served.actor.process, "verify", count_check)
         running = asyncio.create_task(served.run(reading(client), trusted=False))
         await time_passes_async(0.3)
         assert lingers.alive
@@ -350,7 +350,7 @@ async def test_replica_moves_to_cache_and_back(
         for name in ("model.safetensors", "config.json"):
             if trusted:  # untrusted changes are restored from these files
                 (folder / name).unlink()
-        told = served.actor.model
+        loaded = served.actor.model
         for _ in range(2 if trusted else 1):
             owner = served.owner
             await served.actor.to_cache()
@@ -361,7 +361,7 @@ async def test_replica_moves_to_cache_and_back(
                 await served.run(read, trusted=trusted)
             await served.actor.from_cache({})
             assert served.owner != owner
-            assert served.actor.model == told
+            assert served.actor.model == loaded
             assert torch.equal(await served.logits(read, trusted=trusted), truth)
         # Returned weights are verified as before, and restored from memory, without files.
         if not trusted:
@@ -479,4 +479,4 @@ async def test_start_on_cuda_fails_without_cuda(tiny_gpt2: Path) -> None:
         untrusted=False,
     )
     with pytest.raises(ModelProcessError, match=r"^ValueError: The model is to be on cuda:0, but"):
-        await actor.start(lambda done, total: None)
+        await actor.start(lambda loaded, total: None)

@@ -173,8 +173,8 @@ def real(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def found() -> dict[str, CachedRepository]:
-    return {each.name: each for each in scan(CacheRules()).repositories}
+def repositories_by_name() -> dict[str, CachedRepository]:
+    return {entry.name: entry for entry in scan(CacheRules()).repositories}
 
 
 def test_look_reports_repositories_sizes_and_limit(
@@ -182,13 +182,13 @@ def test_look_reports_repositories_sizes_and_limit(
 ) -> None:
     now = scan(CacheRules(0.5, (NAME.upper(),)))
     assert now.limit_bytes == shutil.disk_usage(real).total // 2
-    one, other = found()[NAME], found()[WIDE]
+    first, other = repositories_by_name()[NAME], repositories_by_name()[WIDE]
     size = sum(file.stat().st_size for file in folder_of(NAME).glob("blobs/*"))
-    assert one.size_bytes == other.size_bytes == size
-    assert one.revisions == other.revisions
-    assert len(one.revisions[0]) == 40
-    assert one.last_used > other.last_used
-    assert [now.is_deletable(each) for each in now.repositories] == [False, True]
+    assert first.size_bytes == other.size_bytes == size
+    assert first.revisions == other.revisions
+    assert len(first.revisions[0]) == 40
+    assert first.last_used > other.last_used
+    assert [now.is_deletable(entry) for entry in now.repositories] == [False, True]
     monkeypatch.setenv("HF_HUB_CACHE", str(real / "nothing" / "yet"))
     assert scan(CacheRules()).repositories == ()
 
@@ -196,33 +196,33 @@ def test_look_reports_repositories_sizes_and_limit(
 def test_last_use_is_recorded(real: Path) -> None:
     for file in real.rglob("*"):
         os.utime(file, (1, 1), follow_symlinks=False)
-    assert found()[WIDE].last_used == 1
+    assert repositories_by_name()[WIDE].last_used == 1
     record_use(WIDE)
-    assert found()[WIDE].last_used > 1
+    assert repositories_by_name()[WIDE].last_used > 1
     # Without a recorded use, the newest file counts.
     shutil.rmtree(real / ".locks")
     newest = max(file.stat().st_mtime for file in folder_of(NAME).glob("blobs/*"))
-    assert found()[NAME].last_used == newest
+    assert repositories_by_name()[NAME].last_used == newest
 
 
 def test_delete_removes_only_one_repository(real: Path) -> None:
     assert delete(WIDE)
-    assert [*found()] == [NAME]
+    assert [*repositories_by_name()] == [NAME]
     snapshot_download(NAME, cache_dir=real, local_files_only=True)
     assert not (real / folder_of(WIDE).name).exists()
 
 
 def test_repository_in_use_is_not_deleted(real: Path) -> None:
     with in_use(NAME), in_use(NAME):
-        assert found()[NAME].in_use
+        assert repositories_by_name()[NAME].in_use
         assert not delete(NAME)
     # A lock of another program that downloads the repository.
     lock = real / ".locks" / folder_of(NAME).name / "0123.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert found()[NAME].in_use
-    assert not found()[NAME].in_use
+        assert repositories_by_name()[NAME].in_use
+    assert not repositories_by_name()[NAME].in_use
     assert delete(NAME)
 
 
@@ -238,9 +238,9 @@ def test_use_waits_for_running_deletion(real: Path, monkeypatch: pytest.MonkeyPa
     def use() -> None:
         with in_use(NAME):
             used.set()
-            there.append(folder_of(NAME).exists())
+            existed.append(folder_of(NAME).exists())
 
-    there: list[bool] = []
+    existed: list[bool] = []
     monkeypatch.setattr(cache, "_scan", slow)
     deleting = threading.Thread(target=delete, args=(NAME,))
     deleting.start()
@@ -253,11 +253,11 @@ def test_use_waits_for_running_deletion(real: Path, monkeypatch: pytest.MonkeyPa
     goes_on.set()
     deleting.join()
     using.join()
-    assert there == [False]
+    assert existed == [False]
 
 
 def test_partial_files_of_killed_download_are_counted_and_deleted(real: Path) -> None:
-    whole = found()[NAME].size_bytes
+    whole = repositories_by_name()[NAME].size_bytes
     part, arriving = (folder_of(NAME) / "blobs" / f"{n}.cafe.incomplete" for n in ("01", "02"))
     part.write_bytes(bytes(1000))
     arriving.write_bytes(bytes(100))
@@ -265,33 +265,33 @@ def test_partial_files_of_killed_download_are_counted_and_deleted(real: Path) ->
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert found()[NAME].size_bytes == whole + 1100
+        assert repositories_by_name()[NAME].size_bytes == whole + 1100
         delete_parts()
         assert [part.exists(), arriving.exists()] == [False, True]
     # The remains of a download that was killed at its first file.
     folder = folder_of("a/part") / "blobs"
     folder.mkdir(parents=True)
     (folder / "01.cafe.incomplete").write_bytes(bytes(1000))
-    assert found()["a/part"].size_bytes >= 1000
+    assert repositories_by_name()["a/part"].size_bytes >= 1000
     assert delete("a/part")
 
 
 def test_make_room_evicts_and_reserves_space(real: Path) -> None:
-    size = found()[NAME].size_bytes
+    size = repositories_by_name()[NAME].size_bytes
     rules = CacheRules(2 * size + 10, (NAME,))
     with in_use("a/first"):
         assert make_room("a/first", 10, rules) == []
         folder_of("a/first").mkdir()
-        assert found()["a/first"].coming_bytes == 10
+        assert repositories_by_name()["a/first"].coming_bytes == 10
         # Another replica's download of the same files needs no additional space.
         assert make_room("a/first", 10, rules) == []
         with in_use("a/second"):
             assert make_room("a/second", 10, rules) == [WIDE]
         record_download("a/first", None)
-        assert found()["a/first"].coming_bytes == 0
+        assert repositories_by_name()["a/first"].coming_bytes == 0
     with pytest.raises(NoSpaceError, match=r"NDIF_CACHE_BYTES"):
         make_room("a/third", 10 + 2 * size, rules)
-    assert NAME in found()
+    assert NAME in repositories_by_name()
 
 
 def test_unwritable_cache_is_used_without_marks(

@@ -43,10 +43,10 @@ sys.stdout.buffer.write(pickle.dumps({name: seen(tensor) for name, tensor in ten
 
 def some_tensors() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    made = {str(dtype): (torch.randn(3, 5) * 9).to(dtype) for dtype in DTYPES}
+    tensors = {str(dtype): (torch.randn(3, 5) * 9).to(dtype) for dtype in DTYPES}
     tied = torch.nn.Parameter(torch.randn(4, 2))
     return {
-        **made,
+        **tensors,
         "tied": tied,
         "tied too": tied,
         "frozen": torch.nn.Parameter(torch.randn(2), requires_grad=False),
@@ -75,7 +75,7 @@ def test_another_process_reads_same_tensors(tmp_path: Path) -> None:
     before = some_tensors()
     cached = CachedWeights.of(before)
     fd = cached.fill(before, DRIVER)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", READER, str(fd)],
         input=pickle.dumps(cached),
         stdout=subprocess.PIPE,
@@ -83,7 +83,7 @@ def test_another_process_reads_same_tensors(tmp_path: Path) -> None:
         check=True,
     )
     os.close(fd)
-    after = pickle.loads(done.stdout)
+    after = pickle.loads(process.stdout)
     for name, tensor in before.items():
         values = tensor.detach().float().flatten().tolist()
         kind, grad = type(tensor).__name__, tensor.requires_grad

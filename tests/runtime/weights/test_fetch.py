@@ -43,14 +43,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_url: str) -> Path:
     return tmp_path / "home"
 
 
-def here(home: Path) -> set[str]:
+def files_in_cache(home: Path) -> set[str]:
     """Return the names of the downloaded files."""
     return {path.name for path in home.glob("hub/models--*/snapshots/*/*")}
 
 
 def cached() -> dict[str, int]:
     """Return the size of each model in the cache."""
-    return {each.name: each.size_bytes for each in scan(CacheRules()).repositories}
+    return {
+        repository.name: repository.size_bytes for repository in scan(CacheRules()).repositories
+    }
 
 
 @pytest.fixture
@@ -66,15 +68,15 @@ def large(tiny_gpt2: Path, tmp_path: Path) -> Iterator[str]:
 
 @on_loop
 async def test_download_fetches_all_files_that_loading_needs(home: Path, tiny_gpt2: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     spec = ModelSpec(NAME, "0.8")
-    found = await download(spec, HERE, lambda done, total: told.append((done, total)))
-    assert (found.repo_id, task_to_load(spec, found)) == (NAME, "text-generation")
+    facts = await download(spec, HERE, lambda loaded, total: reports.append((loaded, total)))
+    assert (facts.repo_id, task_to_load(spec, facts)) == (NAME, "text-generation")
     # Progress is in bytes and ends with the total.
-    assert told[-1][0] == told[-1][1] > (tiny_gpt2 / "model.safetensors").stat().st_size
-    assert {"config.json", "tokenizer.json", "model.safetensors"} <= here(home)
+    assert reports[-1][0] == reports[-1][1] > (tiny_gpt2 / "model.safetensors").stat().st_size
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= files_in_cache(home)
     # Before 0.8 there were no tasks.
-    assert task_to_load(ModelSpec(NAME, "0.7"), found) is None
+    assert task_to_load(ModelSpec(NAME, "0.7"), facts) is None
 
 
 @on_loop
@@ -107,9 +109,9 @@ async def test_cached_files_are_used_without_hub(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for task in (None, "feature-extraction"):
         asked = ModelSpec(NAME, "0.8", task=task)
-        found = await download(asked, HERE, print)
-        assert found.repo_id is None
-        assert task_to_load(asked, found) == (task or "text-generation")
+        facts = await download(asked, HERE, print)
+        assert facts.repo_id is None
+        assert task_to_load(asked, facts) == (task or "text-generation")
 
 
 @on_loop
@@ -138,10 +140,10 @@ def test_unreadable_checkpoint_file_is_reported(tiny_gpt2: Path, tmp_path: Path,
     # Root with all capabilities can read files of mode 0.
     limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
     program = [sys.executable, "-c", code, str(folder)]
-    done = subprocess.run(
+    process = subprocess.run(
         [*(limits if os.getuid() == 0 else []), *program], capture_output=True, text=True
     )
-    assert done.stderr.splitlines()[-1].endswith(
+    assert process.stderr.splitlines()[-1].endswith(
         f"The user who runs the server may not read {name} in {str(folder)!r}. Permit it, for example with "
         "`chmod -R a+rX FOLDER`."
     )
@@ -155,7 +157,7 @@ async def test_model_larger_than_disk_is_refused(
     needs = r"^'test-org/large' needs 8TiB, and .* are free on this machine's disk .* set HF_HOME"
     with pytest.raises(DownloadError, match=needs):
         await download(ModelSpec(LARGE, "0.8"), HERE, print)
-    assert here(home) == set()
+    assert files_in_cache(home) == set()
 
 
 @on_loop
@@ -184,8 +186,8 @@ def test_needed_files_are_selected() -> None:
     no_use += ["pytorch_model.bin", "flax_model.msgpack", "original/params.json"]
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     index = "model.safetensors.index.json"
-    there = [*small, *no_use, *shards, index]
-    assert {*needed(there, own_code=False)} == {*small, *shards, index}
+    files = [*small, *no_use, *shards, index]
+    assert {*needed(files, own_code=False)} == {*small, *shards, index}
     assert needed(["pytorch_model.bin", "config.json"], own_code=False) == [
         "pytorch_model.bin",
         "config.json",
@@ -217,10 +219,10 @@ async def test_remote_code_of_other_repository_is_fetched_only_if_trusted(
     with serving(Starlette(routes=[Mount("/hub", routes=hub.routes())])) as url:
         monkeypatch.setenv("HF_ENDPOINT", f"{url}/hub")
         await download(ModelSpec("test-org/model", "0.8"), HERE, print)
-        assert "own.py" not in here(home)
+        assert "own.py" not in files_in_cache(home)
         spec = ModelSpec("test-org/model", "0.8", trust_remote_code=True)
         await download(spec, HERE, print)
-    assert "own.py" in here(home)
+    assert "own.py" in files_in_cache(home)
 
 
 class Dripping:
@@ -263,15 +265,17 @@ async def test_a_download_ends_when_it_is_cancelled(
     dripping: Dripping, home: Path, monkeypatch: pytest.MonkeyPatch, hub_url: str
 ) -> None:
     fetching = asyncio.create_task(download(ModelSpec(NAME, "0.8"), HERE, lambda *_: None))
-    await eventually(lambda: dripping.sending and "tokenizer.json" in here(home) and partial(home))
+    await eventually(
+        lambda: dripping.sending and "tokenizer.json" in files_in_cache(home) and partial(home)
+    )
     await end([fetching])
     assert partial(home) == []
     await eventually(lambda: not dripping.sending)
     # The next download reuses completed files.
-    assert "tokenizer.json" in here(home)
+    assert "tokenizer.json" in files_in_cache(home)
     monkeypatch.setenv("HF_ENDPOINT", hub_url)
     await download(ModelSpec(NAME, "0.8"), HERE, lambda *_: None)
-    assert "model.safetensors" in here(home)
+    assert "model.safetensors" in files_in_cache(home)
 
 
 @on_loop

@@ -106,12 +106,12 @@ def sharing(folder: str) -> dict[str, Any]:
     after = digest(first), address(first)
     (fd,) = host.memory.values()
     huge = Path("/proc/self/smaps").read_text().partition("/memfd:weights")[2]
-    found = re.search(r"ShmemPmdMapped:\s+(\d+)", huge)
+    match = re.search(r"ShmemPmdMapped:\s+(\d+)", huge)
     report = {
         "own": before[0] != truth,
         "same": before == after,
         "moved": path(first).startswith("/memfd:weights"),
-        "huge": int(found[1]) << 10 if found else 0,
+        "huge": int(match[1]) << 10 if match else 0,
         "sealed": refused(lambda: os.pwrite(fd, b"x", 0)),
         "closed": refused_to_shrink(fd),
     }
@@ -174,20 +174,20 @@ def measured(name: str, folder: Path) -> Any:
 
 def test_shared_weights_keep_bytes_and_addresses(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(os.urandom(SIZE))
-    found = measured("sharing", tmp_path)
-    assert found.pop("huge") >= 2 << 20
-    assert all(found.values()), found
+    values = measured("sharing", tmp_path)
+    assert values.pop("huge") >= 2 << 20
+    assert all(values.values()), values
 
 
 def test_weights_stay_in_file_without_memory_or_after_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(os.urandom(SIZE))
-    found = measured("staying", tmp_path)
-    assert all(found.values()), found
+    values = measured("staying", tmp_path)
+    assert all(values.values()), values
 
 
 def test_small_weights_stay_in_their_file(tmp_path: Path) -> None:
-    found = measured("small", tmp_path)
-    assert all(found.values()), found
+    values = measured("small", tmp_path)
+    assert all(values.values()), values
 
 
 def backing(pid: int) -> set[int]:
@@ -215,20 +215,20 @@ def test_processes_of_two_generations_share_one_memory(tmp_path: Path, runtimes:
         for runtime in (Runtime("0.8", "0.8", Path(sys.executable), ()), overlay):
             spec = ModelSpec(str(folder), runtime.generation, task="text-generation")
             processes.append(ModelProcess(spec, runtime, weights))
-            await processes[-1].start(60, lambda done, total: None)
+            await processes[-1].start(60, lambda loaded, total: None)
         assert memories() == before + 1
         pids = [process._process.pid for process in processes if process._process]
-        found = [backing(pid) for pid in pids]
-        assert len(found[0]) == 1
-        assert found[0] == found[1]
+        files = [backing(pid) for pid in pids]
+        assert len(files[0]) == 1
+        assert files[0] == files[1]
         # One runner of each process maps them, too.
         for process in processes:
             runner = await process.fork(fresh=False)
             await runner.ready()
             assert runner.pid is not None
-            assert backing(runner.pid) == found[0]
+            assert backing(runner.pid) == files[0]
         await processes[0].stop()
-        assert backing(pids[1]) == found[0]
+        assert backing(pids[1]) == files[0]
         await processes[1].stop()
 
     asyncio.run(run())
@@ -247,7 +247,7 @@ def test_runner_maps_all_weights_before_its_request(tmp_path: Path) -> None:
         runtime = Runtime("0.8", "0.8", Path(sys.executable), ())
         spec = ModelSpec(str(folder), "0.8", task="feature-extraction", untrusted=untrusted)
         process = ModelProcess(spec, runtime, SharedWeights())
-        await process.start(60, lambda done, total: None)
+        await process.start(60, lambda loaded, total: None)
         runner = await process.fork(fresh=True)
         await runner.ready()
         status = status_of(runner.pid)

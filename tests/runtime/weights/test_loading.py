@@ -38,9 +38,9 @@ def test_partial_snapshot_is_read_without_warnings(
     listing = {"format_version": 1, "files": files}
     (repository / "trees" / f"{COMMIT}.json").write_text(json.dumps(listing))
     # transformers asks for a model's chat templates in this way.
-    found = loading.read_confined(
+    loaded_folder = loading.read_confined(
         ModelSpec("test-org/model", "0.8", folder=str(snapshot)),
         lambda: snapshot_download("test-org/model", cache_dir=tmp_path, local_files_only=True),
     )
-    assert Path(found) == snapshot
+    assert Path(loaded_folder) == snapshot
     assert log.messages == []

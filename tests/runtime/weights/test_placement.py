@@ -60,22 +60,22 @@ class TestLoadArguments:
 
 def test_model_is_spread_within_given_memory(llama: Any) -> None:
     room = {1: size(llama), 3: size(llama)}
-    found = spread(llama, room)
-    assert set(found.values()) == {1, 3}
+    devices = spread(llama, room)
+    assert set(devices.values()) == {1, 3}
     layers = llama.model.layers
     taken = dict.fromkeys(room, 0)
-    for name, device in found.items():
+    for name, device in devices.items():
         taken[device] += size(llama.get_submodule(name))
         assert not name.startswith("model.layers.") or name.count(".") == 2, "a layer was split"
     assert all(taken[device] <= room[device] for device in room)
-    assert len([name for name in found if name.startswith("model.layers.")]) == len(layers)
+    assert len([name for name in devices if name.startswith("model.layers.")]) == len(layers)
 
 
 def test_tied_weights_stay_on_one_device(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(make_gpt2(tmp_path / "gpt2"))
-    found = spread(model, {0: size(model), 1: size(model)})
-    assert set(found.values()) == {0, 1}
-    assert found["lm_head"] == found["transformer.wte"]
+    devices = spread(model, {0: size(model), 1: size(model)})
+    assert set(devices.values()) == {0, 1}
+    assert devices["lm_head"] == devices["transformer.wte"]
 
 
 def test_too_little_memory_is_reported_before_a_move(llama: Any) -> None:

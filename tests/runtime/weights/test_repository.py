@@ -293,9 +293,9 @@ def test_weights_lists_files_and_dtype_of_index(folder: Path) -> None:
         "weight_map": {"a": "2.st", "b": "1.st", "c": "2.st"},
     }
     write(folder, "model.safetensors.index.json", index)
-    found = weights(folder)
-    assert found.files == (folder / "1.st", folder / "2.st")
-    assert found.dtype == "float64"
+    repository = weights(folder)
+    assert repository.files == (folder / "1.st", folder / "2.st")
+    assert repository.dtype == "float64"
     write(folder, "model.safetensors.index.json", {"weight_map": {"a": 1}})
     with pytest.raises(RepositoryError, match="does not say which file holds which weight"):
         weights(folder)

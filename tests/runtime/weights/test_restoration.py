@@ -83,6 +83,6 @@ def test_weight_is_found_under_any_prefix_in_files(tmp_path: Path) -> None:
         other = shutil.copytree(folder, tmp_path / spelled)
         renamed = {spelled if key == name else key: value for key, value in stored.items()}
         save_file(renamed, other / "model.safetensors")
-        found = from_safetensors(other)([name])
-        assert torch.equal(found[name], held[name])
+        tensors = from_safetensors(other)([name])
+        assert torch.equal(tensors[name], held[name])
     assert from_safetensors(tmp_path)([name]) == {}

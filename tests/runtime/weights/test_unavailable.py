@@ -20,7 +20,7 @@ from tests.serving import serving
 ASKED: list[str] = []
 
 
-async def known(request: Request) -> JSONResponse:
+async def describe_repository(request: Request) -> JSONResponse:
     """Answer as the Hugging Face Hub does, for four repositories."""
     name, revision = request.path_params["name"], request.path_params.get("revision")
     ASKED.append(name)
@@ -33,14 +33,14 @@ async def known(request: Request) -> JSONResponse:
     if name == "broken":
         return JSONResponse({"error": "An internal error"}, 500)
     files = ["README.md"] if name == "dataset" else ["config.json", "model.safetensors"]
-    return JSONResponse({"id": f"a/{name}", "siblings": [{"rfilename": each} for each in files]})
+    return JSONResponse({"id": f"a/{name}", "siblings": [{"rfilename": file} for file in files]})
 
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
     routes = [
-        Route("/api/models/a/{name}", known),
-        Route("/api/models/a/{name}/revision/{revision}", known),
+        Route("/api/models/a/{name}", describe_repository),
+        Route("/api/models/a/{name}/revision/{revision}", describe_repository),
     ]
     with serving(Starlette(routes=routes)) as url:
         yield url
@@ -65,8 +65,8 @@ def test_a_refusal_names_the_repository_the_hub_and_the_reason(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub)
     ASKED.clear()
-    found = unavailable(ModelSpec(f"a/{name}", "0.8", revision=revision))
-    assert found == (None if reason is None else reason.format(urlsplit(hub).netloc))
+    explanation = unavailable(ModelSpec(f"a/{name}", "0.8", revision=revision))
+    assert explanation == (None if reason is None else reason.format(urlsplit(hub).netloc))
     assert [name] == ASKED
 
 
@@ -81,10 +81,10 @@ def test_model_is_not_refused_if_hub_is_unreachable(monkeypatch: pytest.MonkeyPa
 
 def test_hub_error_is_reported(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub)
-    found = unavailable(ModelSpec("a/broken", "0.8"))
-    assert found is not None
-    assert "500" in found
-    assert "huggingface.co" not in found
+    explanation = unavailable(ModelSpec("a/broken", "0.8"))
+    assert explanation is not None
+    assert "500" in explanation
+    assert "huggingface.co" not in explanation
 
 
 def test_hub_is_not_asked_if_offline_or_for_local_folder(

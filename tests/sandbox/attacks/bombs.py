@@ -44,8 +44,8 @@ def fills_memory_with_mappings(memory_bytes: int) -> object:
     import mmap
 
     held = [mmap.mmap(-1, 1 << 26) for _ in range(memory_bytes >> 26)]
-    for each in held:
-        each.write(b"x" * (1 << 26))
+    for file in held:
+        file.write(b"x" * (1 << 26))
     return f"SURVIVED {len(held)}"
 
 
@@ -55,11 +55,11 @@ def drops_shared_memory(memory_bytes: int) -> object:
 
     held = []
     for _ in range(memory_bytes >> 24):
-        each = mmap.mmap(-1, 1 << 24)
-        each.write(b"x" * (1 << 24))
-        each.madvise(mmap.MADV_DONTNEED)
-        held.append(each)
-    return f"SURVIVED {sum(each[0] for each in held)}"
+        memory = mmap.mmap(-1, 1 << 24)
+        memory.write(b"x" * (1 << 24))
+        memory.madvise(mmap.MADV_DONTNEED)
+        held.append(memory)
+    return f"SURVIVED {sum(block[0] for block in held)}"
 
 
 def fills_memory_with_page_tables(memory_bytes: int) -> object:
@@ -84,8 +84,8 @@ def fills_memory_that_grows_down(memory_bytes: int) -> object:
     grows_down = 0x100
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | grows_down
     held = [mmap.mmap(-1, 1 << 24, flags) for _ in range(memory_bytes >> 24)]
-    for each in held:
-        each.write(b"x" * (1 << 24))
+    for file in held:
+        file.write(b"x" * (1 << 24))
     time.sleep(0.3)
     return f"SURVIVED {len(held)}"
 
@@ -133,8 +133,8 @@ def takes_every_descriptor(descriptors: int) -> object:
     import os
 
     held = [os.dup(0) for _ in range(descriptors)]
-    for each in held:
-        os.close(each)
+    for descriptor in held:
+        os.close(descriptor)
     return f"SURVIVED {len(held)}"
 
 
@@ -166,8 +166,8 @@ def starts_threads(threads: int) -> object:
     end = threading.Event()
     held = [threading.Thread(target=end.wait, daemon=True) for _ in range(threads)]
     try:
-        for each in held:
-            each.start()
+        for thread in held:
+            thread.start()
     finally:
         end.set()
     return f"SURVIVED {len(held)}"
@@ -178,8 +178,8 @@ def starts_threads_of_torch(threads: int) -> object:
     import torch
 
     torch.set_num_threads(threads)
-    one = torch.ones(2000, 2000)
-    (one @ one).sum()
+    matrix = torch.ones(2000, 2000)
+    (matrix @ matrix).sum()
     with open("/proc/self/status") as file:  # noqa: PTH123
         count = next(int(line.split()[1]) for line in file if line.startswith("Threads:"))
     return f"SURVIVED {count}" if count >= threads else f"{count} threads"

@@ -29,7 +29,7 @@ def evaluates_in_a_compiled_graph(secret_file: str) -> object:
     """torch.compile with a custom backend, which puts code into the name of a graph's node"""
     import torch
 
-    found: list[Any] = []
+    contents: list[Any] = []
 
     def backend(compiled: Any, inputs: object) -> Any:
         graph = torch.fx.Graph()
@@ -37,26 +37,26 @@ def evaluates_in_a_compiled_graph(secret_file: str) -> object:
         node.name = node.target = f"x=open({secret_file!r}).read()"
         graph.output(node)
         compiled.graph = graph
-        found.append(compiled.forward())
+        contents.append(compiled.forward())
         return lambda *values: [value * 2 for value in values]
 
     def doubled(value: Any) -> Any:
         return value * 2
 
     torch.compile(doubled, backend=backend)(torch.ones(2))
-    return found
+    return contents
 
 
 def evaluates_in_a_compiled_module(secret_file: str) -> object:
     """compile() of the attack's module, which is torch.compile by another name"""
     import torch
 
-    found: list[Any] = []
+    contents: list[Any] = []
 
     def backend(compiled: Any, inputs: object) -> Any:
         kind = type(torch.nn.Module.forward)
         code = torch.nn.Module.compile.__code__
-        found.append(kind(code, {}).__builtins__["open"](secret_file).read())
+        contents.append(kind(code, {}).__builtins__["open"](secret_file).read())
         return compiled.forward
 
     class Doubling(torch.nn.Module):
@@ -66,7 +66,7 @@ def evaluates_in_a_compiled_module(secret_file: str) -> object:
     module = Doubling()
     module.compile(backend=backend)
     module(torch.ones(2))
-    return found
+    return contents
 
 
 def loads_source_with_inductor(secret_file: str) -> object:

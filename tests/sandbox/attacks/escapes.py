@@ -165,9 +165,9 @@ def runs_source_with_numpy(secret_file: str) -> object:
     """numpy.testing's runstring, which is exec"""
     import numpy
 
-    found: dict[str, Any] = {}
-    numpy.testing.runstring(f"found = open({secret_file!r}).read()", found)
-    return found["found"]
+    scope: dict[str, Any] = {}
+    numpy.testing.runstring(f"found = open({secret_file!r}).read()", scope)
+    return scope["found"]
 
 
 def gets_attributes_with_operator(secret_file: str) -> object:
@@ -185,8 +185,8 @@ def calls_methods_with_operator(secret_file: str) -> object:
 
     import torch
 
-    found = operator.methodcaller("__getattribute__", "__globals__")(torch.nn.Linear.__init__)
-    return found["__builtins__"]["open"](secret_file).read()
+    names = operator.methodcaller("__getattribute__", "__globals__")(torch.nn.Linear.__init__)
+    return names["__builtins__"]["open"](secret_file).read()
 
 
 def reads_memory_with_numpy(secret_file: str) -> object:
@@ -249,9 +249,9 @@ def calls_eval(secret_file: str) -> object:
 
 def calls_exec(secret_file: str) -> object:
     """exec"""
-    found: dict[str, Any] = {}
-    exec(f"found = open({secret_file!r}).read()", found)
-    return found["found"]
+    scope: dict[str, Any] = {}
+    exec(f"found = open({secret_file!r}).read()", scope)
+    return scope["found"]
 
 
 def calls_compile(secret_file: str) -> object:
@@ -262,16 +262,16 @@ def calls_compile(secret_file: str) -> object:
 
 def uses_builtins_by_name(secret_file: str) -> object:
     """__builtins__"""
-    found: Any = __builtins__
-    found = found if isinstance(found, dict) else vars(found)
-    return found["open"](secret_file).read()
+    names: Any = __builtins__
+    names = names if isinstance(names, dict) else vars(names)
+    return names["open"](secret_file).read()
 
 
 def uses_globals(secret_file: str) -> object:
     """globals()"""
-    found = globals()["__builtins__"]
-    found = found if isinstance(found, dict) else vars(found)
-    return found["open"](secret_file).read()
+    names = globals()["__builtins__"]
+    names = names if isinstance(names, dict) else vars(names)
+    return names["open"](secret_file).read()
 
 
 def uses_the_self_of_a_builtin(secret_file: str) -> object:
@@ -316,9 +316,9 @@ def uses_subclasses(secret_file: str) -> object:
     """object.__subclasses__()"""
     for kind in ().__class__.__base__.__subclasses__():
         if kind.__name__ == "_wrap_close":
-            found = kind.__init__.__globals__["open"](secret_file, 0)
+            descriptor = kind.__init__.__globals__["open"](secret_file, 0)
             break
-    return kind.__init__.__globals__["read"](found, 4096)
+    return kind.__init__.__globals__["read"](descriptor, 4096)
 
 
 def uses_mro(secret_file: str) -> object:
@@ -330,7 +330,7 @@ def uses_mro(secret_file: str) -> object:
 
 def uses_a_generators_frame(secret_file: str) -> object:
     """gi_frame"""
-    generator = (each for each in ())
+    generator = (item for item in ())
     return generator.gi_frame.f_builtins["open"](secret_file).read()
 
 
@@ -348,23 +348,23 @@ def uses_a_traceback(secret_file: str) -> object:
     try:
         raise ValueError
     except ValueError as error:
-        found = error.__traceback__.tb_frame.f_builtins
-    return found["open"](secret_file).read()
+        names = error.__traceback__.tb_frame.f_builtins
+    return names["open"](secret_file).read()
 
 
 def uses_a_context_managers_traceback(secret_file: str) -> object:
     """the frame of the traceback that __exit__ receives"""
-    found = []
+    frames = []
 
     class Catches:
         def __enter__(self) -> None: ...
         def __exit__(self, kind: object, error: object, traceback: Any) -> bool:
-            found.append(traceback.tb_frame.f_builtins)
+            frames.append(traceback.tb_frame.f_builtins)
             return True
 
     with Catches():
         raise ValueError
-    return found[0]["open"](secret_file).read()
+    return frames[0]["open"](secret_file).read()
 
 
 def uses_an_errors_object(secret_file: str) -> object:
@@ -374,8 +374,8 @@ def uses_an_errors_object(secret_file: str) -> object:
     try:
         torch.not_there  # noqa: B018
     except AttributeError as error:
-        found = error.obj
-    return found.os.popen(f"cat {secret_file}").read()
+        module = error.obj
+    return module.os.popen(f"cat {secret_file}").read()
 
 
 def uses_a_match_pattern(secret_file: str) -> object:
@@ -445,8 +445,8 @@ def uses_a_property(secret_file: str) -> object:
 
 def uses_a_class_made_of_a_dict(secret_file: str) -> object:
     """type() with three arguments: names that no class statement may bind"""
-    made = type("Made", (), {"__reduce__": lambda self: (open, (secret_file,))})
-    return open(made().__reduce__()[1][0]).read()
+    cls = type("Made", (), {"__reduce__": lambda self: (open, (secret_file,))})
+    return open(cls().__reduce__()[1][0]).read()
 
 
 def formats_globals(variable: str) -> object:
@@ -598,10 +598,10 @@ def reads_when_it_is_printed(secret_file: str) -> object:
 
 def reads_in_a_hook(model: Any, secret_file: str) -> object:
     """a hook on the model, which runs in the model's code"""
-    found: list[str] = []
-    model._module.register_forward_pre_hook(lambda *_: found.append(open(secret_file).read()))
+    contents: list[str] = []
+    model._module.register_forward_pre_hook(lambda *_: contents.append(open(secret_file).read()))
     model.lm_head.output.sum()
-    return found
+    return contents
 
 
 def reads_in_a_torch_function(secret_file: str) -> object:
@@ -664,9 +664,9 @@ def reads_when_it_is_let_go(secret_file: str) -> object:
 
 def reads_in_a_sort(secret_file: str) -> object:
     """a key function, which C calls"""
-    found: list[str] = []
-    sorted([secret_file], key=lambda file: found.append(open(file).read()) or 0)
-    return found
+    contents: list[str] = []
+    sorted([secret_file], key=lambda file: contents.append(open(file).read()) or 0)
+    return contents
 
 
 def evaluates_an_annotation(secret_file: str) -> object:
@@ -689,17 +689,17 @@ def compiles_a_forward_again(secret_file: str) -> object:
             return open(file).read()
 
     envoy: Any = Envoy(Mine())
-    found = str(envoy.source)
-    return found and envoy(secret_file)
+    source = str(envoy.source)
+    return source and envoy(secret_file)
 
 
 def loads_a_library(secret_file: str) -> object:
     """torch.ops.load_library: the error shows that the file was read"""
     import torch
 
-    found = "nothing"
+    message = "nothing"
     try:
         torch.ops.load_library(secret_file)
     except OSError as error:
-        found = str(error.__cause__)
-    return f"REACHED {found}" if "file too short" in found or "ELF" in found else found
+        message = str(error.__cause__)
+    return f"REACHED {message}" if "file too short" in message or "ELF" in message else message

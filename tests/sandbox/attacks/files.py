@@ -158,11 +158,11 @@ def reads_in_a_thread(secret_file: str) -> object:
     """open() in a new thread"""
     import threading
 
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(open(secret_file).read()))
+    contents: list[str] = []
+    thread = threading.Thread(target=lambda: contents.append(open(secret_file).read()))
     thread.start()
     thread.join()
-    return found
+    return contents
 
 
 def reads_names(secret_folder: str) -> object:
@@ -307,13 +307,13 @@ def reads_environment_on_the_stack(variable: str) -> object:
     import ctypes
 
     name = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "program_invocation_name").value or 0
-    found = b""
+    content = b""
     for offset in range(0, 1 << 16, 8):
         # Reads beyond the stack would crash the process; the environment comes before the end of the stack.
-        found += ctypes.string_at(name + offset, 8)
-        if variable.encode() in found and found.endswith(b"\0"):
+        content += ctypes.string_at(name + offset, 8)
+        if variable.encode() in content and content.endswith(b"\0"):
             break
-    return found
+    return content
 
 
 def reads_zygotes_environment(zygote_pid: int) -> object:

@@ -12,9 +12,9 @@ def lies_about_the_header() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     channel.socket.sendall(b"\xff" * 4 + bytes(8))
     return "FORGED"
@@ -25,9 +25,9 @@ def lies_about_the_body() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     channel.socket.sendall((10).to_bytes(4, "big") + b"\xff" * 8)
     return "FORGED"
@@ -39,9 +39,9 @@ def lies_a_little() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -58,9 +58,9 @@ def sends_no_json() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     channel.socket.sendall((7).to_bytes(4, "big") + bytes(8) + b"garbage")
     return "FORGED"
@@ -71,9 +71,9 @@ def sends_no_text() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     channel.socket.sendall((4).to_bytes(4, "big") + bytes(8) + b"\xff\xfe\x00\xff")
     return "FORGED"
@@ -84,9 +84,9 @@ def sends_no_object() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     channel.socket.sendall((2).to_bytes(4, "big") + bytes(8) + b"[]")
     return "FORGED"
@@ -98,9 +98,9 @@ def sends_no_kind() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -118,9 +118,9 @@ def sends_a_kind_that_is_no_text() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -137,9 +137,9 @@ def sends_depths() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     text = b"[" * 500_000
     channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
@@ -151,9 +151,9 @@ def sends_depths_in_a_log() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     text = b'{"kind": "log", "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
@@ -165,9 +165,9 @@ def sends_a_huge_number() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     text = b'{"kind": "log", "a": ' + b"9" * 1_000_000 + b"}"
     channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
@@ -180,9 +180,9 @@ def sends_an_unknown_kind() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -200,9 +200,9 @@ def sends_kinds_of_the_control_channel() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -221,9 +221,9 @@ def sends_a_result_without_its_cost() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -241,9 +241,9 @@ def sends_a_result_with_a_wrong_cost() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -261,9 +261,9 @@ def sends_a_cost_that_is_no_number() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -282,9 +282,9 @@ def sends_a_cost_that_is_no_text() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -301,9 +301,9 @@ def sends_a_cost_of_depths() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     text = b'{"kind": "error", "report": ' + b'{"a":' * 900 + b"1" + b"}" * 901
     channel.socket.sendall(len(text).to_bytes(4, "big") + bytes(8) + text)
@@ -316,9 +316,9 @@ def sends_an_error_of_megabytes() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -336,9 +336,9 @@ def sends_a_result_over_the_limit(result_bytes: int) -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -359,9 +359,9 @@ def floods_with_statuses() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -380,9 +380,9 @@ def floods_with_unknown_kinds(seconds: float) -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -404,9 +404,9 @@ def floods_with_logs(log_bytes: int) -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -425,9 +425,9 @@ def floods_with_streams(streamed_bytes: int) -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -446,9 +446,9 @@ def floods_with_a_large_stream(streamed_bytes: int) -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -466,9 +466,9 @@ def asks_for_many_files() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -488,9 +488,9 @@ def says_spilled_without_a_file() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -508,9 +508,9 @@ def spills_a_lie() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -530,9 +530,9 @@ def fills_the_disk(disk_bytes: int) -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -557,9 +557,9 @@ def fills_the_disk_with_a_hole(disk_bytes: int) -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -582,9 +582,9 @@ def answers_twice() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -603,9 +603,9 @@ def answers_for_the_next() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -626,9 +626,9 @@ def answers_and_goes_on(seconds: float) -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -648,9 +648,9 @@ def closes_and_goes_on(seconds: float) -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     import time
 
@@ -664,9 +664,9 @@ def closes_and_works_on(seconds: float) -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     import time
 
@@ -682,9 +682,9 @@ def sends_half_a_frame(seconds: float) -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     import time
 
@@ -698,9 +698,9 @@ def sends_a_frame_slowly(seconds: float) -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     import time
 
@@ -718,9 +718,9 @@ def sends_half_a_frame_and_ends() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     import os
 
@@ -734,9 +734,9 @@ def sends_descriptors() -> object:
     import gc
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
     import json
     import os

@@ -283,8 +283,8 @@ class Site:
         self.models, self.results, self.hf_home, self.outside = (
             folder / name for name in ("models", "results", "hf-home", "outside")
         )
-        for each in (self.models, self.results, self.hf_home, self.outside):
-            each.mkdir()
+        for directory in (self.models, self.results, self.hf_home, self.outside):
+            directory.mkdir()
         with self._MAKING:
             make_gpt2(self.models / "served")
         if self.trusts:
@@ -431,8 +431,8 @@ class Site:
         differs = answered.result != self._answers
         if not differs:
             return Verdict(form, reached, outcome)
-        said = "\n".join(list(self.server.output)[-12:])
-        difference = f"{answered.everything[:300]}; the server said: {said}"
+        log = "\n".join(list(self.server.output)[-12:])
+        difference = f"{answered.everything[:300]}; the server said: {log}"
         return Verdict(form, reached, outcome, difference)
 
     def _renew(self) -> None:
@@ -462,7 +462,7 @@ class Site:
         """Return processes that runners started: children, orphans, and programs with `token`."""
         table = _processes()
         runners = _children(self.zygote(), table)
-        found = {}
+        commands = {}
         for pid, (parent, started) in table.items():
             if started < began:
                 continue
@@ -472,8 +472,8 @@ class Site:
                 parent = table[parent][0]
             command = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")
             if token in command or runners & set(above) or (not above and _of_site(pid, self)):
-                found[pid] = f"{pid} {command}"
-        return found
+                commands[pid] = f"{pid} {command}"
+        return commands
 
     @staticmethod
     def latest_start() -> int:
@@ -500,10 +500,10 @@ class Site:
     def _unlinked(self, process: Path) -> int:
         """Return the bytes of open files that were deleted."""
         total = 0
-        for each in (process / "fd").iterdir():
+        for descriptor in (process / "fd").iterdir():
             try:
-                if str(each.readlink()).startswith(str(self.folder)):
-                    status = each.stat()
+                if str(descriptor.readlink()).startswith(str(self.folder)):
+                    status = descriptor.stat()
                     total += status.st_blocks * 512 if status.st_nlink == 0 else 0
             except OSError:
                 continue
@@ -531,14 +531,14 @@ def _blocks(file: Path) -> int:
 
 def _processes() -> dict[int, tuple[int, int]]:
     """Return the parent and the start time of every process that has not ended."""
-    found = {}
+    parents = {}
     # Called every 30 ms during many attacks: plain strings, as `Path` takes three times as long.
     for name in os.listdir("/proc"):  # noqa: PTH208 - see above
         if name.isdigit():
             fields = _read(f"/proc/{name}/stat").rpartition(b") ")[2].split()
             if fields and fields[0] not in b"ZX":
-                found[int(name)] = int(fields[1]), int(fields[19])
-    return found
+                parents[int(name)] = int(fields[1]), int(fields[19])
+    return parents
 
 
 def _read(path: str) -> bytes:
@@ -553,7 +553,7 @@ def _read(path: str) -> bytes:
 def _children(pid: int, table: dict[int, tuple[int, int]] | None = None) -> set[int]:
     # Not /proc/PID/task/TID/children, which may omit processes while others end.
     processes = _processes() if table is None else table
-    return {each for each, (parent, _) in processes.items() if parent == pid}
+    return {child for child, (parent, _) in processes.items() if parent == pid}
 
 
 def _state(pid: int) -> str:
@@ -585,7 +585,7 @@ _CRASHED = "The process that ran your block"
 def faults(attack: Attack, configuration: Configuration, verdict: Verdict) -> list[str]:
     """Return the differences between a verdict and the table's claims."""
     outcome = verdict.outcome
-    found = []
+    problems = []
     if outcome.hung and configuration is NONE and Defence.LIMIT in attack.stopped_by:
         return []  # without a limit it runs on, which is its aim
     if outcome.hung:
@@ -593,34 +593,34 @@ def faults(attack: Attack, configuration: Configuration, verdict: Verdict) -> li
     if configuration is NONE:
         if Defence.FRAMES in attack.stopped_by:
             if not re.search(attack.expected_error, outcome.error or "", re.DOTALL):
-                found.append(
+                problems.append(
                     f"proves nothing: it did not get as far as {attack.expected_error!r}: {outcome}"
                 )
         elif verdict.reached is None:
-            found.append(f"proves nothing: it fails where nothing stops it: {outcome}")
-        return found
+            problems.append(f"proves nothing: it fails where nothing stops it: {outcome}")
+        return problems
     if verdict.reached is not None:
-        found.append(f"not stopped ({verdict.form}): {verdict.reached}")
+        problems.append(f"not stopped ({verdict.form}): {verdict.reached}")
     if verdict.next_request is not None:
-        found.append(f"the next request is answered otherwise: {verdict.next_request}")
+        problems.append(f"the next request is answered otherwise: {verdict.next_request}")
     text = outcome.error or ""
-    if shown := [each for each in SERVER_PATHS if each in text]:
-        found.append(f"the error shows {shown}: {text[-300:]}")
+    if shown := [path for path in SERVER_PATHS if path in text]:
+        problems.append(f"the error shows {shown}: {text[-300:]}")
     if (
         configuration is KERNEL
         and attack.expected_error
         and not re.search(attack.expected_error, text, re.DOTALL)
     ):
-        found.append(f"its error does not say {attack.expected_error!r}: {text[-300:]!r}")
+        problems.append(f"its error does not say {attack.expected_error!r}: {text[-300:]!r}")
     if configuration is PROTECTOR and Defence.PROTECTOR in attack.stopped_by:
         # Errors in `__del__` cannot be raised; they are logged.
         if outcome.error is None and not outcome.logs and not attack.is_tamed:
-            found.append(f"no error says that it is forbidden: {outcome}")
+            problems.append(f"no error says that it is forbidden: {outcome}")
         elif _CRASHED in text:
-            found.append(f"it ended in a crash: {text[-300:]!r}")
+            problems.append(f"it ended in a crash: {text[-300:]!r}")
     if configuration is BOTH and outcome.seconds > ENDED_S:
-        found.append(f"it took {outcome.seconds:.1f} s")
-    return found
+        problems.append(f"it took {outcome.seconds:.1f} s")
+    return problems
 
 
 # Everything
@@ -639,7 +639,7 @@ def run(attacks: Iterable[Attack], configurations: Iterable[Configuration]) -> R
 
     clients = Clients(folder)
 
-    def one_site(configuration: Configuration) -> None:
+    def run_site(configuration: Configuration) -> None:
         (folder / configuration.name).mkdir()
         site = Site(configuration, folder / configuration.name, clients)
         try:
@@ -649,16 +649,16 @@ def run(attacks: Iterable[Attack], configurations: Iterable[Configuration]) -> R
                 verdicts = [site.attack(attack, form) for form in forms]
                 results[attack.name, configuration.name] = verdicts
         except BaseException as error:
-            said = "\n".join(list(site.server.output)[-15:])
+            log = "\n".join(list(site.server.output)[-15:])
             failures.append(
-                AssertionError(f"{configuration.name}: {error!r}; its server said:\n{said}")
+                AssertionError(f"{configuration.name}: {error!r}; its server said:\n{log}")
             )
             raise
         finally:
             site.close()
 
     threads = [
-        threading.Thread(target=one_site, args=(configuration,)) for configuration in configurations
+        threading.Thread(target=run_site, args=(configuration,)) for configuration in configurations
     ]
     for thread in threads:
         thread.start()

@@ -44,7 +44,7 @@ def leaves_it_in_weights(model: Any, secret: str) -> object:
 def looks_at_weights(model: Any) -> object:
     """a corner of the weights"""
     row = model._module.transformer.wte.weight.data[0].tolist()
-    return bytes(int(abs(each)) % 256 for each in row)
+    return bytes(int(abs(number)) % 256 for number in row)
 
 
 def leaves_it_in_a_module(secret: str) -> object:
@@ -91,9 +91,9 @@ def looks_at_all_objects() -> object:
     import gc
 
     return [
-        each["note"]
-        for each in gc.get_objects()
-        if type(each) is dict and type(each.get("note")) is list
+        candidate["note"]
+        for candidate in gc.get_objects()
+        if type(candidate) is dict and type(candidate.get("note")) is list
     ]
 
 

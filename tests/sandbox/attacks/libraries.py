@@ -149,8 +149,8 @@ def writes_by_a_class_that_lies(canary_folder: str) -> object:
         harmless = 1
 
     # A cache keyed by equality confuses the two classes.
-    found = [Lie().harmless]
-    return found, pandas.DataFrame({"a": [1]}).to_csv(f"{canary_folder}/new")
+    harmless = [Lie().harmless]
+    return harmless, pandas.DataFrame({"a": [1]}).to_csv(f"{canary_folder}/new")
 
 
 # scipy, scikit-learn
@@ -209,7 +209,7 @@ def starts_scikits_workers() -> object:
     from sklearn.linear_model import LinearRegression
     from sklearn.model_selection import cross_val_score
 
-    data = [[float(each)] for each in range(8)]
+    data = [[float(number)] for number in range(8)]
     cross_val_score(LinearRegression(), data, list(range(8)), cv=2, n_jobs=2)
     time.sleep(0.5)
     return True
@@ -333,7 +333,7 @@ def copies_into_a_module(secret_file: str) -> object:
     import copy
     import dataclasses
 
-    found: list[Any] = []
+    contents: list[Any] = []
     try:
         module = copy.copy(dataclasses)
     except TypeError:
@@ -345,9 +345,9 @@ def copies_into_a_module(secret_file: str) -> object:
         __module__ = "io"
 
     def hook(*arguments: Any, **options: Any) -> Any:
-        names = [each for each in (*arguments, *options.values()) if isinstance(each, dict)]
-        found.extend(each["open"](secret_file).read() for each in names if "open" in each)
-        raise ValueError(str(found))
+        names = [scopes for scopes in (*arguments, *options.values()) if isinstance(scopes, dict)]
+        contents.extend(scopes["open"](secret_file).read() for scopes in names if "open" in scopes)
+        raise ValueError(str(contents))
 
     copied = Copied()
     changed = {"_create_fn": hook, "_FuncBuilder": hook}
@@ -371,18 +371,18 @@ def prunes_a_class(secret_file: str) -> object:
 
     from torch.nn.utils import prune
 
-    found: list[Any] = []
+    values: list[Any] = []
 
     class Module(type):
         _forward_pre_hooks: dict[str, Any] = {}  # noqa: RUF012
 
         @classmethod
         def register_parameter(cls, name: str, value: object) -> None:
-            found.append(value)
+            values.append(value)
 
     with contextlib.suppress(AttributeError):
         prune.Identity.apply(Module, "__subclasses__")
-    [loader] = [kind for kind in found[0](object) if kind.__name__ == "FileLoader"]
+    [loader] = [kind for kind in values[0](object) if kind.__name__ == "FileLoader"]
     return loader("notes", secret_file).get_data(secret_file)
 
 
@@ -480,7 +480,9 @@ def redirects_more_than_a_stream(secret_file: str) -> object:
     redirection.__enter__()
     finders = list(redirection._old_targets[0])
     redirection.__exit__(None, None, None)
-    [finder] = [each for each in finders if getattr(each, "__name__", "") == "PathFinder"]
+    [finder] = [
+        candidate for candidate in finders if getattr(candidate, "__name__", "") == "PathFinder"
+    ]
     return finder.find_spec("textwrap").loader.get_data(secret_file)
 
 
@@ -490,11 +492,11 @@ def compares_fields(secret_file: str) -> object:
 
     import torch
 
-    found: list[Any] = []
+    values: list[Any] = []
 
     class Catcher:
         def __eq__(self, other: object) -> bool:
-            found.append(other)
+            values.append(other)
             return True
 
     names = {"dataclass": dataclass, "kind": type(torch.einsum)}
@@ -502,7 +504,7 @@ def compares_fields(secret_file: str) -> object:
     exec(f"@dataclass\nclass Reader:\n{fields}", names)
     Reader = names["Reader"]  # noqa: N806
     Reader.__eq__(Reader(Catcher()), torch.einsum)
-    return found[0]["__builtins__"]["open"](secret_file).read()
+    return values[0]["__builtins__"]["open"](secret_file).read()
 
 
 def takes_a_metaclass_for_a_token(secret_file: str) -> object:
@@ -530,8 +532,8 @@ def calls_a_reciprocal(secret_file: str) -> object:
         def _reciprocal_of(self, _: object = None) -> object:
             return torch.einsum
 
-    found = Call(1)._call_reciprocal("__getattribute__", "__globals__")
-    return [*found["__builtins__"]["open"](secret_file)]
+    names = Call(1)._call_reciprocal("__getattribute__", "__globals__")
+    return [*names["__builtins__"]["open"](secret_file)]
 
 
 # Code that libraries load, and files that they open without Python

@@ -32,8 +32,8 @@ def connects_with_data(tcp_port: int) -> object:
     """sendto with MSG_FASTOPEN, which connects without connect"""
     import socket
 
-    made = socket.socket()
-    return made.sendto(b"secret", 0x20000000, ("127.0.0.1", tcp_port))
+    sender = socket.socket()
+    return sender.sendto(b"secret", 0x20000000, ("127.0.0.1", tcp_port))
 
 
 def connects_by_multipath(tcp_port: int) -> object:
@@ -41,26 +41,26 @@ def connects_by_multipath(tcp_port: int) -> object:
     import socket
 
     try:
-        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)
+        sender = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)
     except OSError:
-        made = socket.socket()
-    return made.connect(("127.0.0.1", tcp_port))
+        sender = socket.socket()
+    return sender.connect(("127.0.0.1", tcp_port))
 
 
 def sends_a_datagram(udp_port: int) -> object:
     """UDP"""
     import socket
 
-    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    return made.sendto(b"secret", ("127.0.0.1", udp_port))
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    return sender.sendto(b"secret", ("127.0.0.1", udp_port))
 
 
 def sends_a_datagram_by_v6(udp6_port: int) -> object:
     """UDP over IPv6"""
     import socket
 
-    made = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
-    return made.sendto(b"secret", ("::1", udp6_port))
+    sender = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    return sender.sendto(b"secret", ("::1", udp6_port))
 
 
 def connects_to_a_path(unix_path: str) -> object:
@@ -88,25 +88,25 @@ def sends_to_an_abstract_name(abstract_name: str) -> object:
     """a datagram to one"""
     import socket
 
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    return made.sendto(b"secret", f"\0{abstract_name}-dgram")
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return sender.sendto(b"secret", f"\0{abstract_name}-dgram")
 
 
 def sends_from_a_pair(abstract_name: str) -> object:
     """sendto of one end of a socket pair, which needs no socket()"""
     import socket
 
-    one, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    return one.sendto(b"secret", f"\0{abstract_name}-dgram")
+    sender, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return sender.sendto(b"secret", f"\0{abstract_name}-dgram")
 
 
 def passes_a_descriptor(unix_datagrams: str) -> object:
     """sendmsg with a descriptor to a socket of another process"""
     import socket
 
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    made.connect(unix_datagrams)
-    return socket.send_fds(made, [b"secret"], [1])
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.connect(unix_datagrams)
+    return socket.send_fds(sender, [b"secret"], [1])
 
 
 def fetches_with_urllib(tcp_port: int) -> object:
@@ -153,9 +153,9 @@ def resolves_a_name(udp_port: int) -> object:
     import socket
 
     question = b"\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x06secret\x00\x00\x01\x00\x01"
-    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    made.connect(("127.0.0.1", udp_port))
-    return made.send(question)
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender.connect(("127.0.0.1", udp_port))
+    return sender.send(question)
 
 
 def calls_the_server(server_url: str) -> object:

@@ -90,9 +90,9 @@ def calls_open(secret_file: str) -> bytes:
 
 def calls_attrgetter(secret_file: str) -> bytes:
     """operator.attrgetter of a module, called through map"""
-    got = _Call("operator", "attrgetter", "builtins.eval")
-    found = _Call("builtins", "map", got, [_Call("importlib", "import_module", "torch")])
-    called = _Call("builtins", "map", _Call("builtins", "next", found), [_told(secret_file)])
+    getter = _Call("operator", "attrgetter", "builtins.eval")
+    results = _Call("builtins", "map", getter, [_Call("importlib", "import_module", "torch")])
+    called = _Call("builtins", "map", _Call("builtins", "next", results), [_told(secret_file)])
     return _payload(_Call("builtins", "next", called))
 
 
@@ -242,8 +242,8 @@ def calls_code_with_types(secret_file: str) -> bytes:
 
     source = compile(_told(secret_file), "attack", "eval")
     arguments = cloudpickle.cloudpickle._code_reduce(source)[1]
-    made = _Call("types", "CodeType", *arguments)
-    return _payload(_Call("builtins", "eval", made))
+    code = _Call("types", "CodeType", *arguments)
+    return _payload(_Call("builtins", "eval", code))
 
 
 def calls_compile_of_nnsight(secret_file: str) -> bytes:
@@ -310,8 +310,8 @@ class _Held(_Raw):
 
 def _module(cls: str, state: dict[str, Any]) -> _Raw:
     """Return opcodes that make a torch module with NEWOBJ and BUILD, as a client sends it."""
-    made = _named("torch.nn.modules.container", cls) + b")\x81"
-    return _Raw(made + _written(state) + b"b")
+    module = _named("torch.nn.modules.container", cls) + b")\x81"
+    return _Raw(module + _written(state) + b"b")
 
 
 def changes_a_module_of_the_model() -> bytes:

@@ -265,9 +265,9 @@ def queues_a_signal(victim_pid: int) -> object:
 
     libc = ctypes.CDLL(None)
     # signal, errno, and a code of a user's: SI_QUEUE
-    said = ctypes.create_string_buffer((9).to_bytes(4, "little") + bytes(4) + b"\xff" * 4, 128)
-    first = libc.syscall(129, victim_pid, 9, said)
-    return first, libc.syscall(297, victim_pid, victim_pid, 9, said)
+    info = ctypes.create_string_buffer((9).to_bytes(4, "little") + bytes(4) + b"\xff" * 4, 128)
+    first = libc.syscall(129, victim_pid, 9, info)
+    return first, libc.syscall(297, victim_pid, victim_pid, 9, info)
 
 
 def kills_by_descriptor(victim_pid: int) -> object:
@@ -284,10 +284,10 @@ def kills_through_an_owner(victim_pid: int) -> object:
     import os
     import socket
 
-    one, other = socket.socketpair()
-    fcntl.fcntl(one, fcntl.F_SETOWN, victim_pid)
-    fcntl.fcntl(one, 10, 9)  # F_SETSIG
-    fcntl.fcntl(one, fcntl.F_SETFL, os.O_ASYNC)
+    receiver, other = socket.socketpair()
+    fcntl.fcntl(receiver, fcntl.F_SETOWN, victim_pid)
+    fcntl.fcntl(receiver, 10, 9)  # F_SETSIG
+    fcntl.fcntl(receiver, fcntl.F_SETFL, os.O_ASYNC)
     return other.send(b"now")
 
 

@@ -36,7 +36,9 @@ def verdicts(request: pytest.FixtureRequest) -> Results:
     }
     attacks = [attack for attack in ATTACKS if any(name == attack.name for name, _ in chosen)]
     names = {name for _, name in chosen}
-    return run(attacks, [each for each in CONFIGURATIONS if each.name in names])
+    return run(
+        attacks, [configuration for configuration in CONFIGURATIONS if configuration.name in names]
+    )
 
 
 @pytest.mark.parametrize(("attack", "configuration"), CASES)
@@ -44,9 +46,11 @@ def test_attack_is_stopped_by_each_claimed_defence(
     attack: Attack, configuration: Configuration, verdicts: Results
 ) -> None:
     """Each claimed defence stops the attack; without any defence, the attack must succeed."""
-    found = verdicts[attack.name, configuration.name]
-    assert found
-    assert not [fault for each in found for fault in faults(attack, configuration, each)]
+    found_verdicts = verdicts[attack.name, configuration.name]
+    assert found_verdicts
+    assert not [
+        fault for verdict in found_verdicts for fault in faults(attack, configuration, verdict)
+    ]
 
 
 def test_attack_table_is_complete() -> None:

@@ -62,7 +62,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
 def check_answer(answer: Any) -> None:
     """Check for a refusal that clients can show, or a request that waits unread."""
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
-    assert not any(each in answer.text for each in SERVER_PATHS), answer.text
+    assert not any(path in answer.text for path in SERVER_PATHS), answer.text
     if answer.content:
         assert answer.headers["Content-Type"] == "application/json"
         body = answer.json()

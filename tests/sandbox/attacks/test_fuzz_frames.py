@@ -33,7 +33,7 @@ from tests.waiting import PATIENCE_S
 MAX_BODY = 1 << 16
 MAX_HEADER = 1 << 20
 
-SIGNALS = [each.value for each in Signal]
+SIGNALS = [signal.value for signal in Signal]
 KINDS = st.sampled_from(
     [*SIGNALS, "returned", "error", "spill", "spilled", "shared run results", "exited", "ready"]
 )

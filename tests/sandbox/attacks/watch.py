@@ -225,10 +225,10 @@ class FilesStay:
     def _state(self) -> dict[str, _State]:
         if not self._folder.exists():
             return {}
-        found = {}
+        states = {}
         for file in [self._folder, *sorted(self._folder.rglob("*"))]:
             status = file.lstat()
-            found[str(file)] = _State(
+            states[str(file)] = _State(
                 file.read_bytes() if file.is_file() else None,
                 status.st_mode,
                 (status.st_uid, status.st_gid),
@@ -236,7 +236,7 @@ class FilesStay:
                 (0, 0) if file.is_dir() else (status.st_mtime_ns, status.st_nlink),
                 tuple(os.listxattr(file, follow_symlinks=False)),
             )
-        return found
+        return states
 
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
@@ -282,8 +282,8 @@ class LogStays:
         return _evidence(self._site, self._forged, 0.1)
 
     def _forged(self) -> str | None:
-        said = [line for line in [*self._site.server.output] if self._token in line]
-        return f"the server said {said[0]!r}" if said else None
+        lines = [line for line in [*self._site.server.output] if self._token in line]
+        return f"the server said {lines[0]!r}" if lines else None
 
     def close(self) -> None:
         """See `Watch`."""
@@ -359,13 +359,13 @@ class Silence:
 
 
 def _bound(family: int, kind: int, address: Any) -> socket.socket:
-    made = socket.socket(family, kind)
-    made.bind(address)
+    listener = socket.socket(family, kind)
+    listener.bind(address)
     if family == socket.AF_UNIX and not address.startswith("\0"):
         Path(address).chmod(0o777)
     if kind == socket.SOCK_STREAM:
-        made.listen(8)
-    return made
+        listener.listen(8)
+    return listener
 
 
 class ServerNotCalled:
@@ -429,7 +429,7 @@ class VictimUnharmed:
             "limits": (process / "limits").read_text(),
             "killed first": (process / "oom_score_adj").read_text(),
             "io": ctypes.CDLL(None).syscall(252, 1, self._pid),
-            "descriptors": sorted(each.name for each in (process / "fd").iterdir()),
+            "descriptors": sorted(descriptor.name for descriptor in (process / "fd").iterdir()),
             "user": status["Uid"],
         }
 
@@ -604,8 +604,8 @@ class NotServed:
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
         # Errors are ignored: they show the source line, which contains the word.
-        told = outcome.result or ""
-        return told[:100] if "REACHED" in told else None
+        text = outcome.result or ""
+        return text[:100] if "REACHED" in text else None
 
     def close(self) -> None:
         """See `Watch`."""
@@ -628,8 +628,8 @@ class LimitHolds:
     def happened(self, outcome: Outcome) -> str | None:
         """See `Watch`."""
         last = (outcome.error or "").rstrip().rpartition("\n")[2]
-        told = f"{outcome.result or ''}{last}"
-        return "it took more than its limit" if "SURVIVED" in told else None
+        text = f"{outcome.result or ''}{last}"
+        return "it took more than its limit" if "SURVIVED" in text else None
 
     def close(self) -> None:
         """See `Watch`."""
@@ -776,8 +776,8 @@ def _evidence(site: Site, look: Callable[[], str | None], seconds: float) -> str
         time_passes(seconds)
         return look()
     for _ in range(round(SEEN_S / 0.05)):
-        if found := look():
-            return found
+        if value := look():
+            return value
         time.sleep(0.05)
     return None
 

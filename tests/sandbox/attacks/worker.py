@@ -119,7 +119,7 @@ def write_module(family: ModuleType, folder: Path) -> str:
     return name
 
 
-def seen(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return a result as text in which a secret can be found."""
     import torch
 
@@ -180,13 +180,15 @@ def main() -> None:
         try:
             function = getattr(blocks[order["family"]], f"{order['form']}_of_{order['name']}")
             wanted = [*inspect.signature(function).parameters]
-            given = {each: order["targets"][each] for each in wanted if each not in _OWN_PARAMETERS}
+            given = {name: order["targets"][name] for name in wanted if name not in _OWN_PARAMETERS}
             try:
-                answer["result"] = seen(function(model, backend, **given))
+                answer["result"] = as_text(function(model, backend, **given))
             except Exception as error:
                 # Either the server's error, or a client error caused by malformed data of its own runner.
-                told = isinstance(error, RemoteError)
-                answer["error"] = (str(error) if told else f"in the client: {error!r}")[:_SHOWN]
+                is_remote = isinstance(error, RemoteError)
+                answer["error"] = (str(error) if is_remote else f"in the client: {error!r}")[
+                    :_SHOWN
+                ]
         except Exception:
             answer["failed"] = traceback.format_exc()
         answer["seconds"] = time.perf_counter() - started

@@ -56,10 +56,10 @@ def test_find_explains_why_no_cgroup_can_be_made(root: Path, tmp_path: Path) -> 
 def test_delegated_cgroup_gets_server_child_and_controllers(root: Path) -> None:
     scope = a_cgroup(root / "ndif.scope", processes="11\n12\n")
     delegated(scope)
-    found = RunnerCgroups.find(root, of(root, "/ndif.scope"))
-    assert found.base == scope
+    cgroups = RunnerCgroups.find(root, of(root, "/ndif.scope"))
+    assert cgroups.base == scope
     assert not (scope / "ndif-server").exists()
-    found.prepare()
+    cgroups.prepare()
     # The kernel accepts one process per write; this plain file holds the last one.
     assert (scope / "ndif-server" / "cgroup.procs").read_text() == "12"
     assert (scope / "cgroup.subtree_control").read_text() == "+memory +pids"
@@ -99,8 +99,8 @@ def test_cgroups_of_ended_runners_are_removed(root: Path) -> None:
     cgroups = RunnerCgroups(root)
     empty, used = root / "ndif-runner-1-a", root / "ndif-runner-2-b"
     other = root / "other"
-    for each in (empty, used / "process", other):
-        each.mkdir(parents=True)
+    for folder in (empty, used / "process", other):
+        folder.mkdir(parents=True)
     cgroups.place(3, 1, 1)
     assert not empty.exists()
     assert used.exists()

@@ -59,14 +59,14 @@ def places(tmp_path: Path) -> list[str]:
 def test_confined_client_reaches_server_but_no_other_files(places: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = str(listening.getsockname()[1])
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", TRIES, port, *places],
             env={**os.environ, "PYTHONSAFEPATH": "1"},
             capture_output=True,
             text=True,
         )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == {
         "cache": "done",
         "temporary": True,
         "certificate": "done",

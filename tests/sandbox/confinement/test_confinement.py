@@ -591,23 +591,23 @@ class _Vector(ctypes.Structure):
 
 def _vectors() -> tuple[Any, Any, ctypes.Array[ctypes.c_char]]:
     mine = ctypes.create_string_buffer(32)
-    here = _Vector(ctypes.addressof(mine), 32)
-    there = _Vector(ctypes.addressof(memory_of_victim), 32)
-    return here, there, mine
+    local = _Vector(ctypes.addressof(mine), 32)
+    remote = _Vector(ctypes.addressof(memory_of_victim), 32)
+    return local, remote, mine
 
 
 @attempt("files", "calls")
 def read_a_victims_memory(given: Given) -> None:
-    here, there, mine = _vectors()
-    call("process_vm_readv", given.victim, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    local, remote, mine = _vectors()
+    call("process_vm_readv", given.victim, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
     assert mine.value == memory_of_victim.value
 
 
 @attempt("files", "calls")
 def write_a_victims_memory_by_call(given: Given) -> None:
-    here, there, mine = _vectors()
+    local, remote, mine = _vectors()
     mine.value = memory_of_victim.value
-    call("process_vm_writev", given.victim, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    call("process_vm_writev", given.victim, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
 
 
 @attempt("files", "calls")
@@ -737,11 +737,11 @@ def read_what_libraries_ask_the_system(_: Given) -> None:
 
 @still
 def threads_and_locks(_: Given) -> None:
-    condition, done = threading.Condition(), []
+    condition, threads = threading.Condition(), []
 
     def run() -> None:
         with condition:
-            done.append(threading.get_native_id())
+            threads.append(threading.get_native_id())
             condition.notify()
 
     thread = threading.Thread(target=run, name="named")
@@ -749,7 +749,7 @@ def threads_and_locks(_: Given) -> None:
         thread.start()
         assert condition.wait(PATIENCE_S)
     thread.join()
-    assert done != [threading.get_native_id()]
+    assert threads != [threading.get_native_id()]
 
 
 @still
@@ -950,7 +950,7 @@ STACK = (0, 0)
 
 
 class Launcher:
-    """The process whose forks are confined, like those of a zygote."""
+    """The process whose forks are confined, like a zygote's forks."""
 
     def __init__(self) -> None:
         global STACK
@@ -1012,7 +1012,7 @@ class Launcher:
             try:
                 answer["said"] = ours.recv(1 << 16).decode()
                 if answer["said"] == CONFINED:
-                    answer["seen"] = _seen(pid)
+                    answer["seen"] = _observe(pid)
                     socket.send_fds(ours, [b"go"], [file.fileno()])
                     answer["outcomes"] = dict(map(json.loads, _all_of(ours).splitlines()))
             except TimeoutError:
@@ -1035,7 +1035,7 @@ def _all_of(connection: socket.socket) -> bytes:
     return text
 
 
-def _seen(pid: int) -> dict[str, Any]:
+def _observe(pid: int) -> dict[str, Any]:
     folder = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     return {
@@ -1221,7 +1221,7 @@ class Lab:
     def attempted(self, name: str, cell: str) -> Any:
         """Return the outcome of an attempt; one process makes all attempts that a cell refuses."""
         if cell not in self._attempted:
-            names = [name for name, one in ATTEMPTS.items() if cell in (*one.by, "whole", "gpu")]
+            names = [name for name, row in ATTEMPTS.items() if cell in (*row.by, "whole", "gpu")]
             answer = self._ask(names, cell)
             assert answer["victim"], "the victim is dead"
             self._attempted[cell] = answer["outcomes"]
@@ -1291,7 +1291,7 @@ def test_confined_process_is_refused_every_attempt(lab: Lab, name: str) -> None:
     assert lab.attempted(name, "whole") in REFUSED
 
 
-@pytest.mark.parametrize("name", [name for name, one in ATTEMPTS.items() if one.tried_freely])
+@pytest.mark.parametrize("name", [name for name, row in ATTEMPTS.items() if row.tried_freely])
 def test_attempt_has_other_outcome_without_confinement(own: Lab, name: str) -> None:
     if os.getuid() != 0:
         pytest.skip("not root: the system itself refuses much of it")
@@ -1300,7 +1300,7 @@ def test_attempt_has_other_outcome_without_confinement(own: Lab, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "layer"), [(name, layer) for name, one in ATTEMPTS.items() for layer in one.by]
+    ("name", "layer"), [(name, layer) for name, row in ATTEMPTS.items() for layer in row.by]
 )
 def test_each_claimed_layer_alone_refuses_attempt(own: Lab, name: str, layer: str) -> None:
     if layer == "files":
@@ -1348,20 +1348,20 @@ def test_confined_process_has_no_environment_privileges_or_extra_descriptors(
     lab: Lab, cell: str
 ) -> None:
     answer = lab.run("look_at_itself", cell)
-    found, seen = answer["outcome"], answer["seen"]
+    outcome, observed = answer["outcome"], answer["seen"]
     # Standard streams, the channel, and the result file.
-    assert sorted(map(int, found["descriptors"])) == [0, 1, 2, 3, 4]
-    assert found["descriptors"]["3"] == fcntl.FD_CLOEXEC
-    assert found["streams"] == [True] * 3
-    assert found["environment"] == {}
-    assert found["session"] == found["group"] == found["pid"] == answer["pid"]
-    status = seen["status"]
+    assert sorted(map(int, outcome["descriptors"])) == [0, 1, 2, 3, 4]
+    assert outcome["descriptors"]["3"] == fcntl.FD_CLOEXEC
+    assert outcome["streams"] == [True] * 3
+    assert outcome["environment"] == {}
+    assert outcome["session"] == outcome["group"] == outcome["pid"] == answer["pid"]
+    status = observed["status"]
     for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
         assert int(status[name], 16) == 0
     assert status["NoNewPrivs"] == "1"
     assert status["Seccomp"] == "2"
     assert status["Threads"] == "1"
-    assert seen["oom_score_adj"] == "1000"
+    assert observed["oom_score_adj"] == "1000"
 
 
 def test_confined_process_has_resource_limits(own: Lab) -> None:

@@ -56,8 +56,8 @@ def without_package(folder: Path, name: str, error: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
 
 
-def of(found: list[Layer], name: str) -> Layer:
-    return next(layer for layer in found if layer.name == name)
+def of(layers: list[Layer], name: str) -> Layer:
+    return next(layer for layer in layers if layer.name == name)
 
 
 # A program that reports the layers, or the outcomes of a confined fork.
@@ -110,42 +110,42 @@ def _confined(mode: Mode) -> dict[str, Any]:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
+        content = pipe.read()
     os.waitpid(pid, 0)
-    answer: dict[str, Any] = json.loads(said or b'{"said": "nothing"}')
+    answer: dict[str, Any] = json.loads(content or b'{"said": "nothing"}')
     return answer
 
 
 def main() -> None:
     if sys.argv[1] == "layers":
-        found = detect_layers()
-        print(json.dumps({layer.name: [layer.present, layer.detail] for layer in found}))
+        layers = detect_layers()
+        print(json.dumps({layer.name: [layer.present, layer.detail] for layer in layers}))
     else:
         print(json.dumps(_confined(sys.argv[1])))  # type: ignore[arg-type]
 
 
-def run(kernel: str, what: str, environment: dict[str, str] | None = None) -> Any:
-    done = subprocess.run(
-        without(kernel, sys.executable, "-m", "tests.sandbox.confinement.test_layers", what),
+def run(kernel: str, subject: str, environment: dict[str, str] | None = None) -> Any:
+    process = subprocess.run(
+        without(kernel, sys.executable, "-m", "tests.sandbox.confinement.test_layers", subject),
         cwd=ROOT,
         env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
 
 
 # Detection.
 
 
 def test_detect_layers_reports_every_layer_once() -> None:
-    found = detect_layers()
-    names = [layer.name for layer in found]
+    layers = detect_layers()
+    names = [layer.name for layer in layers]
     assert len(names) == len(set(names))
-    assert all(layer.detail for layer in found)
-    required = [layer.name for layer in found if layer.required]
+    assert all(layer.detail for layer in layers)
+    required = [layer.name for layer in layers if layer.required]
     assert required == [
         LANDLOCK,
         SECCOMP,
@@ -155,16 +155,16 @@ def test_detect_layers_reports_every_layer_once() -> None:
 
 
 def test_missing_layers_are_required_and_absent() -> None:
-    found = [
+    layers = [
         Layer(f"{present} {required}", present, required, "")
         for present in (True, False)
         for required in (True, False)
     ]
-    assert [layer.name for layer in missing_layers(found)] == ["False True"]
+    assert [layer.name for layer in missing_layers(layers)] == ["False True"]
 
 
 @pytest.mark.parametrize(
-    ("abi", "there"),
+    ("abi", "rights"),
     [
         (1, ["files"]),
         (2, ["files"]),
@@ -176,21 +176,21 @@ def test_missing_layers_are_required_and_absent() -> None:
     ],
 )
 def test_landlock_version_determines_present_layers(
-    monkeypatch: pytest.MonkeyPatch, abi: int, there: list[str]
+    monkeypatch: pytest.MonkeyPatch, abi: int, rights: list[str]
 ) -> None:
     # A filter cannot return an ABI version, so an older kernel is simulated by a patch.
     monkeypatch.setattr("ndif.sandbox.confinement.landlock.abi", lambda: abi)
-    found = [layer for layer in detect_layers() if layer.name.startswith("Landlock")]
-    assert [layer.name for layer in found if layer.present] == [
-        f"Landlock: {name}" for name in there
+    layers = [layer for layer in detect_layers() if layer.name.startswith("Landlock")]
+    assert [layer.name for layer in layers if layer.present] == [
+        f"Landlock: {name}" for name in rights
     ]
-    assert missing_layers(found) == []
+    assert missing_layers(layers) == []
 
 
 def test_complete_kernel_has_landlock_and_seccomp() -> None:
-    found = run("", "layers")
-    assert found[LANDLOCK][0]
-    assert found[SECCOMP][0]
+    layers = run("", "layers")
+    assert layers[LANDLOCK][0]
+    assert layers[SECCOMP][0]
     verify("require")
 
 
@@ -203,8 +203,8 @@ def test_complete_kernel_has_landlock_and_seccomp() -> None:
     ],
 )
 def test_layer_missing_from_kernel_is_detected(kernel: str, lacking: list[str]) -> None:
-    found = run(kernel, "layers")
-    assert [name for name in (LANDLOCK, SECCOMP) if not found[name][0]] == lacking
+    layers = run(kernel, "layers")
+    assert [name for name in (LANDLOCK, SECCOMP) if not layers[name][0]] == lacking
 
 
 def test_landlock_advice_depends_on_kernel_version() -> None:

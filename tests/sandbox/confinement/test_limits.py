@@ -48,7 +48,7 @@ sys.exit(code)
 def test_threads_of_other_processes_do_not_reduce_requests_thread_limit(
     before: int, during: int
 ) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(before), str(during)], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr

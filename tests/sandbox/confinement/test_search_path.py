@@ -49,11 +49,11 @@ def test_only_loaded_parts_of_search_path_folder_are_readable(home: Path, tmp_pa
         stdout=subprocess.PIPE,
         check=True,
     )
-    readable = {Path(each) for each in json.loads(answer.stdout)}
-    of_home = {each for each in readable if each.is_relative_to(home)}
+    readable = {Path(path) for path in json.loads(answer.stdout)}
+    of_home = {path for path in readable if path.is_relative_to(home)}
     assert of_home == {home / "helper", home / "single.py", home / "lib" / "own.so"}
-    for each in (home / "secret", home / "lib" / "secret", Path.home() / ".netrc", Path.cwd()):
-        assert not any(each.is_relative_to(path) for path in readable), each
+    for folder in (home / "secret", home / "lib" / "secret", Path.home() / ".netrc", Path.cwd()):
+        assert not any(folder.is_relative_to(path) for path in readable), folder
     assert {
         overlay,
         Path(ndif.__file__).parent.resolve(),
@@ -67,6 +67,6 @@ def test_doctor_notes_search_path_folder_with_more_than_packages(
     packages = tmp_path / "site-packages"
     packages.mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{home}{os.pathsep}")
-    [check] = [each for each in check_machine(Settings()) if each.name == "PYTHONPATH"]
+    [check] = [check for check in check_machine(Settings()) if check.name == "PYTHONPATH"]
     assert check.state == "note"
     assert check.detail.startswith(f"{home} holds more than installed packages")

@@ -27,14 +27,14 @@ def in_a_fork(permitted: PermittedPaths, calls: dict[str, Callable[[], Any]]) ->
     if child == 0:
         with contextlib.suppress(BaseException):
             refuse_effects(permitted)
-            found = {}
+            outcomes = {}
             for name, call in calls.items():
                 try:
                     call()
-                    found[name] = "done"
+                    outcomes[name] = "done"
                 except OSError as error:
-                    found[name] = type(error).__name__
-            os.write(writing, json.dumps(found).encode())
+                    outcomes[name] = type(error).__name__
+            os.write(writing, json.dumps(outcomes).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as stream:
@@ -48,9 +48,9 @@ def in_a_fork(permitted: PermittedPaths, calls: dict[str, Callable[[], Any]]) ->
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """A readable folder with a link that leads out of it, and a forbidden folder."""
     given, other = tmp_path / "given", tmp_path / "given-not"
-    for each in (given, other):
-        each.mkdir()
-        (each / "notes").write_text("content")
+    for folder in (given, other):
+        folder.mkdir()
+        (folder / "notes").write_text("content")
     (given / "link").symlink_to(other / "notes")
     return given, other
 
@@ -91,9 +91,9 @@ def test_only_permitted_files_are_opened(folders: tuple[Path, Path]) -> None:
         "to rename": lambda: (given / "notes").rename(given / "new"),
     }
     permitted = PermittedPaths.of([given], [Path(os.devnull)])
-    found = in_a_fork(permitted, calls)
+    outcomes = in_a_fork(permitted, calls)
     may = {"a file", "its bytes", "a folder", "a descriptor", "nothing"}
-    assert found == {name: "done" if name in may else "PermissionError" for name in calls}
+    assert outcomes == {name: "done" if name in may else "PermissionError" for name in calls}
     os.close(kept)
 
 
@@ -111,5 +111,5 @@ def test_programs_signals_and_connections_are_refused(folders: tuple[Path, Path]
         "a connection": connect,
         "a name": lambda: socket.getaddrinfo("localhost", 80),
     }
-    found = in_a_fork(PermittedPaths.of([folders[0]], []), calls)
-    assert found == dict.fromkeys(calls, "PermissionError")
+    outcomes = in_a_fork(PermittedPaths.of([folders[0]], []), calls)
+    assert outcomes == dict.fromkeys(calls, "PermissionError")

@@ -137,8 +137,8 @@ TABLE: dict[str, Row] = {
     "ipaddress.IPv6Interface": (lambda: ipaddress.ip_interface("::1/8"), ADDRESS),
     "ipaddress.IPv6Network": (lambda: ipaddress.ip_network("::/8"), ADDRESS),
     **{
-        f"itertools.{name}": (functools.partial(made, *arguments), "[next(value), next(value)]")
-        for name, made, *arguments in [
+        f"itertools.{name}": (functools.partial(factory, *arguments), "[next(value), next(value)]")
+        for name, factory, *arguments in [
             ("accumulate", itertools.accumulate, NUMBERS),
             ("chain", itertools.chain, NUMBERS),
             ("combinations", itertools.combinations, NUMBERS, 2),
@@ -226,19 +226,19 @@ TABLE: dict[str, Row] = {
 
 def classes_of(module: str) -> Iterator[tuple[str, type]]:
     """Yield the public classes that a module defines, once each, with their public names."""
-    found = importlib.import_module(module)
-    seen: list[type] = []
+    imported = importlib.import_module(module)
+    classes: list[type] = []
     homes = (module, f"_{module}", f"{module}._local", *(["builtins"] if module == "types" else []))
-    for name, value in vars(found).items():
+    for name, value in vars(imported).items():
         if name.startswith("_") or not isinstance(value, type) or issubclass(value, BaseException):
             continue
-        alias = name != value.__name__ and getattr(found, value.__name__, None) is value
-        if value.__module__ in homes and value not in seen and not alias:
-            seen.append(value)
+        alias = name != value.__name__ and getattr(imported, value.__name__, None) is value
+        if value.__module__ in homes and value not in classes and not alias:
+            classes.append(value)
             yield f"{module}.{name}", value
 
 
-CLASSES = dict(each for module in sorted(MODULES) for each in classes_of(module))
+CLASSES = dict(entry for module in sorted(MODULES) for entry in classes_of(module))
 ACCEPTED = {
     name: row for name, row in TABLE.items() if name in CLASSES and not isinstance(row, str)
 }
@@ -255,8 +255,8 @@ def sent(value: Any) -> Any:
 
 
 def seen_in_a_block(value: Any, use: str) -> str:
-    found = guarded(f"import torch\nfound = [{use}]", value=value)["found"]
-    return str([*map(str, found)])
+    results = guarded(f"import torch\nfound = [{use}]", value=value)["found"]
+    return str([*map(str, results)])
 
 
 def seen_at_home(value: Any, use: str) -> str:
@@ -266,8 +266,8 @@ def seen_at_home(value: Any, use: str) -> str:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_standard_library_data_is_accepted_and_usable(name: str) -> None:
-    made, use = ACCEPTED[name]
-    assert seen_in_a_block(sent(made()), use) == seen_at_home(made(), use)
+    make, use = ACCEPTED[name]
+    assert seen_in_a_block(sent(make()), use) == seen_at_home(make(), use)
 
 
 REFUSED = [
@@ -279,10 +279,10 @@ REFUSED = [
 def test_refused_classes_give_no_access_to_files(name: str) -> None:
     """The class itself becomes a placeholder in a payload, or serves only as data."""
     try:
-        found = sent(CLASSES[name])
+        value = sent(CLASSES[name])
     except ForbiddenError:
         return
-    assert type(found) is Placeholder or not hasattr(found, "open"), found
+    assert type(value) is Placeholder or not hasattr(value, "open"), value
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -297,9 +297,9 @@ def test_builtin_exceptions_can_be_sent(name: str) -> None:
         given = ("é", 0, 1, "why") if cls is UnicodeTranslateError else given
     if cls.__name__ == "ExceptionGroup":
         given = ("several", [ValueError("a")])
-    got = sent(cls(*given))
-    assert type(got) is type(cls(*given))
-    assert str(got.args) == str(cls(*given).args)
+    back = sent(cls(*given))
+    assert type(back) is type(cls(*given))
+    assert str(back.args) == str(cls(*given).args)
 
 
 LIBRARIES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -336,8 +336,8 @@ LIBRARIES: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_library_data_is_accepted_and_usable(name: str) -> None:
-    made, use = LIBRARIES[name]
-    assert seen_in_a_block(sent(made()), use) == seen_at_home(made(), use)
+    make, use = LIBRARIES[name]
+    assert seen_in_a_block(sent(make()), use) == seen_at_home(make(), use)
 
 
 DENIED = Whitelist.read(None).of_class(torch.Tensor)
@@ -358,11 +358,11 @@ def test_every_allowed_tensor_method_can_be_sent() -> None:
         except Exception:
             continue  # no client can send it
         try:
-            found = loaded(content)
+            back = loaded(content)
         except AttributeError as error:
             assert name in DENIED, (name, error)  # noqa: PT017 - the expectation depends on the name
         else:
-            assert (type(found) is Placeholder) if name in DENIED else (found == method), name
+            assert (type(back) is Placeholder) if name in DENIED else (back == method), name
 
 
 USES = [
@@ -391,17 +391,17 @@ def test_every_file_method_of_path_is_denied() -> None:
 
 def test_path_returns_to_client_with_original_class() -> None:
     given = pathlib.Path("/data/a.txt")
-    got = sent([given, given.parent])
-    back = pickle.loads(pickle.dumps([*got, got[0] / "b"]))
+    values = sent([given, given.parent])
+    back = pickle.loads(pickle.dumps([*values, values[0] / "b"]))
     assert back == [given, given.parent, given / "b"]
     assert {*map(type, back)} == {type(given)}
     # A copy within a block is still a path that cannot be opened.
-    assert copy.copy(got[0]) is copy.deepcopy(got[0]) is got[0]
+    assert copy.copy(values[0]) is copy.deepcopy(values[0]) is values[0]
 
 
 def test_windows_path_is_accepted() -> None:
-    got = loaded(b"cpathlib\nWindowsPath\n(Vc:/data\nVa.txt\ntR.")
-    assert (got.drive, got.name, type(got).__name__) == ("c:", "a.txt", "WindowsPath")
+    path = loaded(b"cpathlib\nWindowsPath\n(Vc:/data\nVa.txt\ntR.")
+    assert (path.drive, path.name, type(path).__name__) == ("c:", "a.txt", "WindowsPath")
 
 
 def test_in_memory_file_does_not_expose_other_classes() -> None:

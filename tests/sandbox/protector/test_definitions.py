@@ -84,8 +84,8 @@ def at_home(use: str) -> list[str]:
 @pytest.mark.parametrize("name", USES)
 def test_sent_class_behaves_as_on_client(name: str, sent: dict[str, Any]) -> None:
     use = USES[name]
-    found = guarded(f"found = [{use}]", **sent)["found"]
-    assert [*map(repr, found)] == at_home(use)
+    results = guarded(f"found = [{use}]", **sent)["found"]
+    assert [*map(repr, results)] == at_home(use)
 
 
 SOURCE = Path(users_classes.__file__).read_text()
@@ -106,8 +106,8 @@ def made(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_class_made_in_block_behaves_as_on_client(name: str, made: dict[str, Any]) -> None:
     use = USES[name]
     scope = {key: value for key, value in made.items() if key != "__builtins__"}
-    found = guarded(f"found = [{use}]", **scope)["found"]
-    assert [*map(repr, found)] == at_home(use)
+    results = guarded(f"found = [{use}]", **scope)["found"]
+    assert [*map(repr, results)] == at_home(use)
 
 
 ERRORS = {

@@ -331,8 +331,8 @@ def test_objects_of_server_modules_found_in_containers_are_refused(way: str) -> 
 
     loader = importlib.machinery.SourceFileLoader("x", __file__)
     with open(__file__) as file:  # noqa: PTH123
-        found = [loader, type(loader), importlib.machinery.PathFinder, file]
-        text, _ = refusal(FOUND[way], found=found, x=print)
+        values = [loader, type(loader), importlib.machinery.PathFinder, file]
+        text, _ = refusal(FOUND[way], found=values, x=print)
     assert text.startswith("AttributeError: ")
     assert "not available on this server" in text
 

@@ -43,52 +43,52 @@ def results(
         timeout=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return generation, found
+    content: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return generation, content
 
 
 def test_harmless_blocks_return_same_values_with_policy(
     results: tuple[str, dict[str, Any]],
 ) -> None:
-    _, found = results
+    _, values = results
     for name in ("reads", "calls"):
-        assert found[name] == found[f"{name} unguarded"]
-    assert len(found["reads"]["found"]) == 4
-    assert found["calls"]["found"] is True
+        assert values[name] == values[f"{name} unguarded"]
+    assert len(values["reads"]["found"]) == 4
+    assert values["calls"]["found"] is True
 
 
 def test_weights_are_copies_and_tokenizer_is_usable(results: tuple[str, dict[str, Any]]) -> None:
-    _, found = results
-    assert found["weights"] == {"total": [True, True], "words": [True, 4]}
+    _, values = results
+    assert values["weights"] == {"total": [True, True], "words": [True, 4]}
 
 
 def test_generate_loop_runs_under_policy(results: tuple[str, dict[str, Any]]) -> None:
-    _, found = results
-    assert found["generates"]["found"] == [True, True]
+    _, values = results
+    assert values["generates"]["found"] == [True, True]
 
 
 def test_module_named_output_is_readable(results: tuple[str, dict[str, Any]]) -> None:
     """nnsight 0.6 and 0.7 send a special class for such a module."""
-    generation, found = results
+    generation, values = results
     if generation != "0.8":
         for way in ("", " unguarded"):
-            assert found[f"part called output{way}"]["found"] == [3, True]
+            assert values[f"part called output{way}"]["found"] == [3, True]
 
 
 def test_eager_deployment_returns_attention_weights(results: tuple[str, dict[str, Any]]) -> None:
-    _, found = results
-    assert found["attends"]["found"] == [4, True]
+    _, values = results
+    assert values["attends"]["found"] == [4, True]
 
 
 def test_client_only_module_is_accepted_if_unused_and_reported_if_used(
     results: tuple[str, dict[str, Any]],
 ) -> None:
     """Clients of 0.6 and 0.7 refer to the attached module in every request, used or not."""
-    generation, found = results
+    generation, values = results
     for way in ("", " unguarded"):
-        assert found[f"has_an_attachment{way}"]["found"][0] == 1
+        assert values[f"has_an_attachment{way}"]["found"][0] == 1
         if generation != "0.8":
-            called, read = found[f"calls_an_attachment{way}"], found["reads_an_attachment"]
+            called, read = values[f"calls_an_attachment{way}"], values["reads_an_attachment"]
             assert "h[0].attachment(model" in called
             for text in (called, read):
                 assert "transformer.h.0.attachment, which the model here does not have" in text
@@ -123,9 +123,9 @@ REFUSED = {
 def test_forbidden_use_is_refused_at_users_line(
     results: tuple[str, dict[str, Any]], name: str
 ) -> None:
-    _, found = results
+    _, values = results
     message, line = REFUSED[name]
-    text = found[name]
+    text = values[name]
     assert isinstance(text, str), text
     assert message in text.splitlines()[-1], text
     assert line in text, text
@@ -137,8 +137,8 @@ def test_forbidden_use_is_refused_at_users_line(
 def test_module_path_with_forbidden_attribute_is_refused(
     results: tuple[str, dict[str, Any]],
 ) -> None:
-    generation, found = results
+    generation, values = results
     if generation == "0.8":  # which wraps the module without following its path
-        assert found["follows_a_path"] == {"found": "Envoy"}
+        assert values["follows_a_path"] == {"found": "Envoy"}
     else:
-        assert "the attribute '__globals__' is not available" in found["follows_a_path"]
+        assert "the attribute '__globals__' is not available" in values["follows_a_path"]

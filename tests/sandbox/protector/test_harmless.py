@@ -517,20 +517,20 @@ if sys.version_info >= (3, 11):
     """
 
 
-def equal(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
+def equal(left: object, other: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(other, torch.Tensor):
+        return left.dtype == other.dtype and torch.equal(left, other)
+    if isinstance(left, list | tuple) and isinstance(other, list | tuple):
+        return len(left) == len(other) and all(map(equal, left, other))
+    return left == other
 
 
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_harmless_code_gives_same_result_with_guards(name: str) -> None:
     source = textwrap.dedent(SNIPPETS[name])
     expected = unguarded(source)["result"]
-    got = guarded(source)["result"]
-    assert equal(got, expected), f"{got}\n{expected}"
+    result = guarded(source)["result"]
+    assert equal(result, expected), f"{result}\n{expected}"
 
 
 def test_in_place_edit_keeps_tensor_identity() -> None:

@@ -77,7 +77,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 """Architectures with special cache classes, and their configurations."""
 
 
-def made(name: str, folder: Path) -> Any:
+def make_model(name: str, folder: Path) -> Any:
     """Return a tiny model that can return its attention weights."""
     make: Callable[[Path], Path] = getattr(tiny_models, f"make_{name}")
     kinds: dict[str, Any] = {
@@ -97,27 +97,27 @@ def of_architecture(name: str, options: Mapping[str, Any]) -> Any:
 def runs(model: Any) -> Iterator[Any]:
     """Yield a model's outputs: one forward pass, and each way to generate."""
     given: dict[str, Any] = {"input_ids": IDS}
-    told = {"output_attentions": hasattr(model.config, "num_attention_heads")}
+    more = {"output_attentions": hasattr(model.config, "num_attention_heads")}
     with torch.no_grad():
         if model.config.is_encoder_decoder:
             yield model(**given, decoder_input_ids=IDS, use_cache=True, **FORWARD)
         else:
-            yield model(**given, **{**FORWARD, **told})
+            yield model(**given, **{**FORWARD, **more})
         if model.can_generate():
             for way in WAYS.values():
                 try:
-                    yield model.generate(**given, **{**GENERATE, **told, **way})
+                    yield model.generate(**given, **{**GENERATE, **more, **way})
                 except (ValueError, TypeError, NotImplementedError):
                     if not way:
                         raise  # every model generates greedily; some lack beams or a static cache
 
 
-def parts(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
+def parts(value: Any, visited: dict[int, Any] | None = None) -> Iterator[Any]:
     """Yield an object and all its parts, once each."""
-    seen = {} if seen is None else seen
-    if id(value) in seen or isinstance(value, type):
+    visited = {} if visited is None else visited
+    if id(value) in visited or isinstance(value, type):
         return
-    seen[id(value)] = value
+    visited[id(value)] = value
     yield value
     if isinstance(value, torch.Tensor):
         return
@@ -127,17 +127,17 @@ def parts(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
     elif isinstance(value, list | tuple | set | frozenset):
         within += value
     within += getattr(value, "__dict__", {}).values()
-    for each in within:
-        yield from parts(each, seen)
+    for part in within:
+        yield from parts(part, visited)
 
 
 def of_each_class(values: Iterator[Any]) -> dict[type, Any]:
     """Return the first object of each class."""
-    found: dict[type, Any] = {}
+    objects: dict[type, Any] = {}
     for value in values:
-        for each in parts(value):
-            found.setdefault(type(each), each)
-    return found
+        for part in parts(value):
+            objects.setdefault(type(part), part)
+    return objects
 
 
 def sent(value: Any) -> Any:
@@ -145,44 +145,44 @@ def sent(value: Any) -> Any:
     return loaded(serialization.dumps(value))
 
 
-def assert_same(one: Any, other: Any) -> None:
+def assert_same(left: Any, other: Any) -> None:
     """Check that two objects have equal classes and equal parts."""
-    assert type(one) is type(other), (type(one), type(other))
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, type | str | int | float | torch.dtype | torch.device):
-        assert one == other
-    elif isinstance(one, Mapping):
-        assert [*one] == [*other]
-        for key in one:
-            assert_same(one[key], other[key])
-    elif isinstance(one, list | tuple):
-        for each in zip(one, other, strict=True):
-            assert_same(*each)
-    if hasattr(one, "__dict__") and not isinstance(one, type | torch.Tensor):
-        assert_same(vars(one), vars(other))
+    assert type(left) is type(other), (type(left), type(other))
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, other)
+    elif isinstance(left, type | str | int | float | torch.dtype | torch.device):
+        assert left == other
+    elif isinstance(left, Mapping):
+        assert [*left] == [*other]
+        for key in left:
+            assert_same(left[key], other[key])
+    elif isinstance(left, list | tuple):
+        for pair in zip(left, other, strict=True):
+            assert_same(*pair)
+    if hasattr(left, "__dict__") and not isinstance(left, type | torch.Tensor):
+        assert_same(vars(left), vars(other))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
 def test_every_output_object_of_model_can_be_sent(name: str, tmp_path: Path) -> None:
-    found = of_each_class(runs(made(name, tmp_path)))
-    assert any(issubclass(cls, ModelOutput) for cls in found)
-    for value in found.values():
+    objects = of_each_class(runs(make_model(name, tmp_path)))
+    assert any(issubclass(cls, ModelOutput) for cls in objects)
+    for value in objects.values():
         assert_same(sent(value), value)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_every_output_object_of_architecture_can_be_sent(kind: str) -> None:
-    found = of_each_class(runs(of_architecture(*ARCHITECTURES[kind])))
-    assert any("ache" in cls.__name__ for cls in found)
-    for value in found.values():
+    objects = of_each_class(runs(of_architecture(*ARCHITECTURES[kind])))
+    assert any("ache" in cls.__name__ for cls in objects)
+    for value in objects.values():
         assert_same(sent(value), value)
 
 
 def test_sent_cache_continues_where_it_was(tmp_path: Path) -> None:
-    model = made("llama", tmp_path)
+    model = make_model("llama", tmp_path)
     with torch.no_grad():
         whole = model(IDS).logits[:, -1]
         for cache in (None, transformers.StaticCache(config=model.config, max_cache_len=8)):
@@ -196,7 +196,7 @@ def test_sent_cache_continues_where_it_was(tmp_path: Path) -> None:
 
 
 def test_sent_model_output_is_usable_in_block(tmp_path: Path) -> None:
-    model = made("gpt2", tmp_path)
+    model = make_model("gpt2", tmp_path)
     with torch.no_grad():
         output = model.generate(IDS, **GENERATE)
     uses = "value.sequences, value['scores'][0], value.past_key_values.layers[1].keys, value[0], len(value)"
@@ -208,7 +208,8 @@ def subclasses_in(package: str, *bases: type) -> Iterator[type]:
     """Yield the subclasses of `bases` that a module or a package's modules define."""
     module = importlib.import_module(package)
     below = [
-        each.name for each in pkgutil.iter_modules(getattr(module, "__path__", []), f"{package}.")
+        submodule.name
+        for submodule in pkgutil.iter_modules(getattr(module, "__path__", []), f"{package}.")
     ]
     for name in (package, *below):
         for value in vars(importlib.import_module(name)).values():
@@ -264,7 +265,7 @@ def test_every_model_output_class_can_be_sent() -> None:
         assert dataclasses.is_dataclass(cls)
         first, *others = (field.name for field in dataclasses.fields(cls))
         value = cls(
-            **{first: torch.ones(2), **{each: (torch.ones(1), torch.zeros(1)) for each in others}}
+            **{first: torch.ones(2), **{name: (torch.ones(1), torch.zeros(1)) for name in others}}
         )
         assert_same(sent(value), value)
         assert_same(sent(cls(torch.ones(2))), cls(torch.ones(2)))
@@ -274,22 +275,22 @@ def test_every_model_output_class_can_be_sent() -> None:
 def test_tokenizer_outputs_can_be_sent(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_models.make_gpt2(tmp_path))
     batch = tokenizer(["The Eiffel Tower"], return_tensors="pt")
-    got = sent(batch)
-    assert_same(dict(got), dict(batch))
-    assert got.tokens() == batch.tokens()
+    back = sent(batch)
+    assert_same(dict(back), dict(batch))
+    assert back.tokens() == batch.tokens()
     encoding = sent(batch[0])
     assert (type(encoding), encoding.tokens) == (tokenizers.Encoding, batch[0].tokens)
     for value in (batch.token_to_chars(0), batch.word_to_tokens(0), tokenizer.added_tokens_decoder):
         assert sent(value) == value
     use = "value.input_ids.tolist(), value[0].ids, value['attention_mask'].tolist()"
-    assert guarded(f"found = [{use}]", value=got)["found"] == eval(f"[{use}]", {"value": batch})
+    assert guarded(f"found = [{use}]", value=back)["found"] == eval(f"[{use}]", {"value": batch})
 
 
 def test_model_and_generation_configs_can_be_sent(tmp_path: Path) -> None:
-    model = made("gpt2", tmp_path)
+    model = make_model("gpt2", tmp_path)
     for value in (model.config, model.generation_config):
-        got = sent(value)
-        assert (type(got), got.to_dict()) == (type(value), value.to_dict())
+        back = sent(value)
+        assert (type(back), back.to_dict()) == (type(value), value.to_dict())
 
 
 def test_recorded_nnsight_entry_can_be_sent() -> None:

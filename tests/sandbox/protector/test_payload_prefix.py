@@ -37,13 +37,13 @@ OBJECTS = {f"Module:{number}": Server() for number in range(PARTS)}
 def payload(*before: Any, tree: Any = None, after: Any = None) -> bytes:
     """Return a payload like nnsight's: some objects, a tree with the server's objects, and `after`."""
     names = {id(value): name for name, value in OBJECTS.items()}
-    tree = made_tree() if tree is None else tree
+    tree = make_tree() if tree is None else tree
     file = io.BytesIO()
     _Pickler(file, names).dump({"before": before, "tree": {"parts": tree}, "after": after})
     return file.getvalue()
 
 
-def made_tree() -> list[Any]:
+def make_tree() -> list[Any]:
     shared: dict[str, Any] = {"path": "shared"}
     return [
         {"path": f"layers.{number}", "module": OBJECTS[f"Module:{number}"], "shared": shared}
@@ -88,11 +88,11 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Loads]:
 
 def test_the_prefix_is_decoded_once(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
-    found = load(payload("a request", after=3))
+    loaded = load(payload("a request", after=3))
     assert load.looked_up == 0
-    assert found["before"] == ("a request",)
-    assert found["after"] == 3
-    parts = found["tree"]["parts"]
+    assert loaded["before"] == ("a request",)
+    assert loaded["after"] == 3
+    parts = loaded["tree"]["parts"]
     assert [part["path"] for part in parts] == [f"layers.{number}" for number in range(PARTS)]
     assert all(part["module"] is OBJECTS[f"Module:{n}"] for n, part in enumerate(parts))
     assert len({id(part["shared"]) for part in parts}) == 1
@@ -100,13 +100,13 @@ def test_the_prefix_is_decoded_once(loads: Callable[[bytes], Loads]) -> None:
 
 def test_later_objects_may_refer_to_the_prefix(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
-    tree = made_tree()
-    found = load(payload("a request", tree=tree, after=[tree[7], tree[9]["shared"], tree]))
+    tree = make_tree()
+    loaded = load(payload("a request", tree=tree, after=[tree[7], tree[9]["shared"], tree]))
     assert load.looked_up == 0
-    parts = found["tree"]["parts"]
-    assert found["after"][0] is parts[7]
-    assert found["after"][1] is parts[9]["shared"]
-    assert found["after"][2] is parts
+    parts = loaded["tree"]["parts"]
+    assert loaded["after"][0] is parts[7]
+    assert loaded["after"][1] is parts[9]["shared"]
+    assert loaded["after"][2] is parts
 
 
 def test_each_payload_gets_separate_objects(loads: Callable[[bytes], Loads]) -> None:
@@ -115,7 +115,7 @@ def test_each_payload_gets_separate_objects(loads: Callable[[bytes], Loads]) -> 
     first["tree"]["parts"][0]["path"] = first["tree"]["parts"][1]["shared"]["path"] = "changed"
     second = load(payload("a request"))
     assert load.looked_up == 0
-    assert second["tree"]["parts"] == made_tree()
+    assert second["tree"]["parts"] == make_tree()
 
 
 def test_prefix_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None:
@@ -124,12 +124,12 @@ def test_prefix_may_be_decoded_ahead(loads: Callable[[bytes], Loads]) -> None:
     for _ in range(3):
         load.ahead()
         load.ahead()  # as after a request with another tree
-        found = load(payload("a request", "more", after="the end"))
-        trees.append(found["tree"]["parts"])
-        assert (found["before"], found["after"]) == (("a request", "more"), "the end")
+        loaded = load(payload("a request", "more", after="the end"))
+        trees.append(loaded["tree"]["parts"])
+        assert (loaded["before"], loaded["after"]) == (("a request", "more"), "the end")
         trees.append(load(payload("another"))["tree"]["parts"])
     assert load.looked_up == 0
-    assert all(tree == made_tree() for tree in trees)
+    assert all(tree == make_tree() for tree in trees)
     parts = [part for tree in trees for part in tree]
     assert len({id(part) for part in parts}) == len(parts)
     assert len({id(part["shared"]) for part in parts}) == len(trees)
@@ -143,7 +143,7 @@ def test_pickle_frame_may_begin_within_prefix(loads: Callable[[bytes], Loads]) -
     assert span is not None
     assert span.start < [*frame_offsets(second)][1] < span.end
     load = loads(first)
-    assert load(second)["tree"]["parts"] == made_tree()
+    assert load(second)["tree"]["parts"] == make_tree()
     # Two objects are in the memo before the prefix, not one: each number differs by one.
     assert load.looked_up == 0
 
@@ -154,16 +154,16 @@ def test_objects_before_prefix_shift_its_memo_numbers(
 ) -> None:
     """Memo numbers from 256 on take four bytes instead of one; each object here takes two numbers."""
     load = loads(payload("warm-up"))
-    tree = made_tree()
+    tree = make_tree()
     before = [[str(number)] for number in range(more)]
     content = payload(*before, tree=tree, after=[tree[7], tree[399]["shared"], tree])
-    found = load(content)
+    loaded = load(content)
     assert load.looked_up == 0
-    parts = found["tree"]["parts"]
+    parts = loaded["tree"]["parts"]
     assert parts == tree
-    assert found["after"][0] is parts[7]
-    assert found["after"][1] is parts[0]["shared"]
-    assert found["after"][2] is parts
+    assert loaded["after"][0] is parts[7]
+    assert loaded["after"][1] is parts[0]["shared"]
+    assert loaded["after"][2] is parts
     assert loads(content)(payload("a request"))["tree"]["parts"] == tree
 
 
@@ -172,21 +172,21 @@ def test_prefix_of_dictionary_tree_is_reused(loads: Callable[[bytes], Loads], mo
     """nnsight 0.7 sends the state of each wrapper together with its children's state, by name."""
 
     def tree() -> dict[str, Any]:
-        parts = {f"name-{number}": part for number, part in enumerate(made_tree())}
+        parts = {f"name-{number}": part for number, part in enumerate(make_tree())}
         return {"config": "of the server" * 40, "model": {"alias": None, **parts}}
 
     load = loads(payload("warm-up", tree=tree()))
     before = [[str(number)] for number in range(more)]
     sent = tree() | {"config": "of the client" * 40}
-    found = load(payload(*before, tree=sent, after=sent["model"]["name-9"]))
+    loaded = load(payload(*before, tree=sent, after=sent["model"]["name-9"]))
     assert load.looked_up == 0
-    assert found["tree"]["parts"] == sent
-    assert list(found["tree"]["parts"]["model"]) == list(sent["model"])
-    assert found["after"] is found["tree"]["parts"]["model"]["name-9"]
+    assert loaded["tree"]["parts"] == sent
+    assert list(loaded["tree"]["parts"]["model"]) == list(sent["model"])
+    assert loaded["after"] is loaded["tree"]["parts"]["model"]["name-9"]
 
 
 def _other_tree() -> bytes:
-    tree = made_tree()
+    tree = make_tree()
     tree[-1]["path"] = "layers.x"
     return payload("a request", tree=tree)
 
@@ -218,7 +218,7 @@ def test_payload_without_cached_prefix_is_decoded_normally(
 
 def test_pickle_frame_may_begin_anywhere_in_first_payload(loads: Callable[[bytes], Loads]) -> None:
     """A frame may begin after each opcode of a part."""
-    tree = [{**part, "more": f"{number:0150}"} for number, part in enumerate(made_tree())]
+    tree = [{**part, "more": f"{number:0150}"} for number, part in enumerate(make_tree())]
     firsts: dict[bytes, bytes] = {}
     for length in range(240):  # a part is shorter
         first = payload("w" * length, tree=tree)
@@ -238,28 +238,30 @@ def test_pickle_frame_may_begin_anywhere_in_first_payload(loads: Callable[[bytes
 
 def test_unused_decoded_prefix_is_dropped(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
-    before = sum(type(each) is dict and "shared" in each for each in gc.get_objects())
+    before = sum(
+        type(candidate) is dict and "shared" in candidate for candidate in gc.get_objects()
+    )
     load.ahead()
     load.forget()
-    after = sum(type(each) is dict and "shared" in each for each in gc.get_objects())
+    after = sum(type(candidate) is dict and "shared" in candidate for candidate in gc.get_objects())
     assert after == before
-    assert load(payload("a request"))["tree"]["parts"] == made_tree()
+    assert load(payload("a request"))["tree"]["parts"] == make_tree()
     assert load.looked_up == 0
 
 
 def test_other_persistent_objects_are_looked_up(loads: Callable[[bytes], Loads]) -> None:
     load = loads(payload("warm-up"))
     others = {name: Server() for name in OBJECTS}
-    found = load(payload("a request"), others)
+    loaded = load(payload("a request"), others)
     assert load.looked_up == PARTS
-    assert found["tree"]["parts"][5]["module"] is others["Module:5"]
+    assert loaded["tree"]["parts"][5]["module"] is others["Module:5"]
 
 
 def test_prefix_with_other_references_is_decoded_again(loads: Callable[[bytes], Loads]) -> None:
     """The prefix refers to earlier memo entries, so the same bytes may decode to other objects."""
 
     def with_word(*words: str) -> bytes:
-        tree = made_tree()
+        tree = make_tree()
         return payload(*words, tree=[{**part, "word": words[-1]} for part in tree])
 
     load = loads(with_word("first"))
@@ -273,7 +275,7 @@ def test_prefix_with_other_references_is_decoded_again(loads: Callable[[bytes], 
 
 
 def test_a_container_with_a_call_is_not_cached() -> None:
-    assert longest_container(payload(tree=[complex(1, 2), *made_tree()])) is None
+    assert longest_container(payload(tree=[complex(1, 2), *make_tree()])) is None
 
 
 def test_a_short_container_is_not_cached() -> None:

@@ -96,9 +96,9 @@ def test_unavailable_object_becomes_placeholder_with_its_name(name: str) -> None
     content = INERT[name]
     if not isinstance(content, bytes):
         content = pickle.dumps(content)
-    found = load(content)
-    assert type(found) is Placeholder
-    for use in (found, lambda: found.attribute, lambda: found + 1, lambda: [*found]):
+    value = load(content)
+    assert type(value) is Placeholder
+    for use in (value, lambda: value.attribute, lambda: value + 1, lambda: [*value]):
         with pytest.raises(ImportError) as caught:
             use()
         assert name in str(caught.value)
@@ -152,20 +152,20 @@ class Sae(torch.nn.Module):
 
 
 def test_sent_modules_keep_state_and_hooks() -> None:
-    sae, seen = Sae(), []
+    sae, calls = Sae(), []
     stack = torch.nn.Sequential(sae.encoder, torch.nn.ReLU(), torch.nn.MultiheadAttention(3, 1))
     sae.register_forward_hook(operator.methodcaller("__len__"))
     sae.eval()
-    got, shared, inner = load(by_value(sae, stack, stack[0]))
-    assert (type(got).note, got._hidden, got.training) == ("class", {"a": 1}, False)
-    assert {*got.state_dict()} == {*sae.state_dict()}
-    assert torch.equal(got.encoder.weight, sae.encoder.weight)
-    assert isinstance(got.encoder.weight, torch.nn.Parameter)
-    assert got.encoder is shared[0] is inner
-    assert len(got._forward_hooks) == 1
-    shared[0].register_forward_hook(lambda *_: seen.append(1))
+    back, shared, inner = load(by_value(sae, stack, stack[0]))
+    assert (type(back).note, back._hidden, back.training) == ("class", {"a": 1}, False)
+    assert {*back.state_dict()} == {*sae.state_dict()}
+    assert torch.equal(back.encoder.weight, sae.encoder.weight)
+    assert isinstance(back.encoder.weight, torch.nn.Parameter)
+    assert back.encoder is shared[0] is inner
+    assert len(back._forward_hooks) == 1
+    shared[0].register_forward_hook(lambda *_: calls.append(1))
     shared[:2](torch.ones(2))
-    assert seen == [1]
+    assert calls == [1]
     assert not sae.encoder._forward_hooks
 
 
@@ -227,8 +227,8 @@ def test_torch_layers_can_be_sent() -> None:
                 break
         else:
             continue
-        got = unpickler(io.BytesIO(pickle.dumps(layer, 4))).load()
-        assert (type(got), str(got), {*vars(got)}) == (cls, str(layer), {*vars(layer)})
+        back = unpickler(io.BytesIO(pickle.dumps(layer, 4))).load()
+        assert (type(back), str(back), {*vars(back)}) == (cls, str(layer), {*vars(layer)})
         count += 1
     assert count > 100
 
@@ -250,8 +250,8 @@ class Mine(torch.nn.Linear):
     def __new__(cls, *_):
         return served
 """
-    got = load_mine(source, served=served)
-    assert (type(got).__name__, got.a) == ("Mine", 1)
+    back = load_mine(source, served=served)
+    assert (type(back).__name__, back.a) == ("Mine", 1)
     assert not hasattr(served, "a")
 
 
@@ -279,15 +279,15 @@ def test_state_may_hold_servers_module_without_changing_it() -> None:
     around = torch.nn.Sequential(torch.nn.Identity())
     around.register_forward_hook(operator.methodcaller("__len__"))
     around._modules["0"] = served
-    got = load(dumped(around), {"Module:model": served})
-    assert got[0] is served
+    back = load(dumped(around), {"Module:model": served})
+    assert back[0] is served
     assert vars(served) == before
     assert not served._forward_hooks
 
 
-@pytest.mark.parametrize("what", [torch.Tensor, math.sqrt, collections.OrderedDict])
-def test_payload_cannot_change_classes_and_functions(what: Any) -> None:
-    content = pickle.dumps((what, (None, {"x": 1})), 4).removesuffix(b"\x86\x94.") + b"b."
+@pytest.mark.parametrize("value", [torch.Tensor, math.sqrt, collections.OrderedDict])
+def test_payload_cannot_change_classes_and_functions(value: Any) -> None:
+    content = pickle.dumps((value, (None, {"x": 1})), 4).removesuffix(b"\x86\x94.") + b"b."
     with pytest.raises(ForbiddenError, match=r"cannot change an object"):
         load(content)
 
@@ -342,9 +342,9 @@ def test_tensors_and_arrays_are_loaded_unchanged(protocol: int) -> None:
     parameter = torch.nn.Parameter(torch.randn(2))
     values = [torch.randn(2, 3), torch.arange(3), torch.ones(2, dtype=torch.bfloat16), parameter]
     for value in values:
-        got = load(pickle.dumps(value, protocol))
-        assert torch.equal(got, value)
-        assert type(got) is type(value)
+        back = load(pickle.dumps(value, protocol))
+        assert torch.equal(back, value)
+        assert type(back) is type(value)
     array = np.arange(6.0).reshape(2, 3)
     assert (load(pickle.dumps(array, protocol)) == array).all()
     assert load(pickle.dumps(np.float32(2.5), protocol)) == 2.5
@@ -394,7 +394,7 @@ def test_dataclass_and_enumeration_can_be_sent() -> None:
     assert repr(point).endswith("Point(x=1, y=2.0, tags=['t'])")
     assert type(point)(1, tags=["t"]) == point
     assert colour.value == "blue"
-    assert [each.name for each in type(colour)] == ["RED", "BLUE"]
+    assert [member.name for member in type(colour)] == ["RED", "BLUE"]
 
 
 def test_bytecode_is_not_run() -> None:
@@ -404,8 +404,8 @@ def test_bytecode_is_not_run() -> None:
         function(1, 1)
 
 
-def equal(one: object, other: object) -> bool:
-    return one == other
+def equal(left: object, other: object) -> bool:
+    return left == other
 
 
 def test_a_class_with_a_reduction_is_refused() -> None:
@@ -419,10 +419,10 @@ def test_a_class_with_a_reduction_is_refused() -> None:
 
 def test_private_helper_in_payload_is_not_called() -> None:
     counted: dict[str, int] = {}
-    found = load(pickle.dumps((Call(collections._count_elements, (counted, "a")), counted)))
-    assert found[1] == {}
+    loaded = load(pickle.dumps((Call(collections._count_elements, (counted, "a")), counted)))
+    assert loaded[1] == {}
     with pytest.raises(ImportError, match=r"_count_elements"):
-        found[0]()
+        loaded[0]()
 
 
 def test_objects_derived_from_placeholders_are_placeholders() -> None:
@@ -442,34 +442,34 @@ def test_objects_derived_from_placeholders_are_placeholders() -> None:
         "listed": listed,
         "way": Worker().is_alive,
     }
-    found = load(cloudpickle.dumps([values, 1]))
-    assert found[1] == 1
-    for name, value in found[0].items():
+    loaded = load(cloudpickle.dumps([values, 1]))
+    assert loaded[1] == 1
+    for name, value in loaded[0].items():
         assert type(value) is Placeholder, name
         with pytest.raises(ImportError, match=r"holds an object of (threading.Thread|subprocess)"):
             value.items.append(2)
 
 
 def test_placeholder_gives_no_access_to_its_object() -> None:
-    found = load(cloudpickle.dumps([os, subprocess.run]))
-    for value in found:
+    loaded = load(cloudpickle.dumps([os, subprocess.run]))
+    for value in loaded:
         assert copy.copy(value) is copy.deepcopy(value) is value
         with pytest.raises(AttributeError):
             value.__loader__  # noqa: B018
         with pytest.raises(ImportError):
             value.name = 1
     with pytest.raises(ImportError, match=r"subprocess.run is not available"):
-        isinstance(1, found[1])
+        isinstance(1, loaded[1])
     with pytest.raises(ImportError, match=r"subprocess.run is not available"):
-        type("Mine", types.resolve_bases((found[1],)), {})
+        type("Mine", types.resolve_bases((loaded[1],)), {})
     # An annotation does not count as a use, and the client gets the original objects back.
-    assert (found[1] | None) is found[1]
-    assert pickle.loads(pickle.dumps(found)) == [os, subprocess.run]
+    assert (loaded[1] | None) is loaded[1]
+    assert pickle.loads(pickle.dumps(loaded)) == [os, subprocess.run]
 
 
 def test_functions_of_compiled_modules_are_loaded() -> None:
     values = [functools.reduce, heapq.heappush, bisect.bisect, random.Random(1), statistics.mean]
-    found = load(pickle.dumps(values))
-    assert found[:3] == values[:3]
-    assert found[3].random() == random.Random(1).random()
+    loaded = load(pickle.dumps(values))
+    assert loaded[:3] == values[:3]
+    assert loaded[3].random() == random.Random(1).random()
     assert load(pickle.dumps(random.choice))([7]) == 7

@@ -129,8 +129,8 @@ def test_objects_made_in_block_return_to_client(name: str, way: str) -> None:
     assert b"ndif" not in content
     # The client is another process without these classes.
     cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
-    got = torch.load(io.BytesIO(content), weights_only=False)["x"]
-    assert repr(eval(f"[{use}]", {**KNOWN, "x": got})) == repr(expected)
+    back = torch.load(io.BytesIO(content), weights_only=False)["x"]
+    assert repr(eval(f"[{use}]", {**KNOWN, "x": back})) == repr(expected)
 
 
 OF_THE_SERVER = {

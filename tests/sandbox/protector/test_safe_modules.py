@@ -46,7 +46,7 @@ except ZeroDivisionError:
 
 def test_tqdm_yields_items_and_prints_progress(capsys: pytest.CaptureFixture[str]) -> None:
     protector().objects({})
-    found = guarded("""
+    names = guarded("""
 import torch, tqdm
 from tqdm.auto import trange, tqdm as auto
 without_length = list(auto(each for each in "ab"))
@@ -60,11 +60,11 @@ rows = [int(each) for each in auto(tensor, leave=False)] + [tensor[1] in auto(te
 same = tqdm.tqdm is auto and isinstance(bar, auto)
 auto.write("a line")
 """)
-    assert found["without_length"] == ["a", "b"]
-    assert found["ranged"] == [1, 2]
-    assert found["n"] == 2
-    assert found["rows"] == [0, 1, 2, True]
-    assert found["same"] is True
+    assert names["without_length"] == ["a", "b"]
+    assert names["ranged"] == [1, 2]
+    assert names["n"] == 2
+    assert names["rows"] == [0, 1, 2, True]
+    assert names["same"] is True
     assert capsys.readouterr().out.splitlines() == ["2 it, 0 s", "a line"]
 
 

@@ -67,9 +67,9 @@ OBJECTS = [
 def test_a_denied_method_is_refused_with_its_reason(kind: str, name: str) -> None:
     reason = WHITELIST.of_class(getattr(pandas, kind))[name]
     expected = f"AttributeError: {kind}.{name} is not available on this server: {reason}"
-    made = f"import pandas\nvalue = pandas.{kind}([1])\n"
+    start = f"import pandas\nvalue = pandas.{kind}([1])\n"
     for use in (f"value.{name}", f"pandas.{kind}.{name}", f"getattr(value, {name!r})"):
-        assert refusal(made + use)[0] == expected
+        assert refusal(start + use)[0] == expected
     own = f"class Own(pandas.{kind}): pass\nOwn.{name}"
     assert refusal(f"import pandas\n{own}")[0].endswith(reason)
 
@@ -100,11 +100,13 @@ def test_a_denied_method_is_refused_with_its_reason(kind: str, name: str) -> Non
     ],
 )
 def test_denied_method_named_by_string_is_refused(call: str, name: str) -> None:
-    made = "import pandas\nframe = pandas.DataFrame({'a': [1, 2], 'b': [3, 3]})\n"
-    text, _ = refusal(made + call.format(name))
+    start = "import pandas\nframe = pandas.DataFrame({'a': [1, 2], 'b': [3, 3]})\n"
+    text, _ = refusal(start + call.format(name))
     # Some pandas functions raise their own message.
     refused = (f"{name} is not available on this server", "Transform function failed")
-    assert any(each in text for each in (*refused, "is not a valid function for 'Rolling'")), text
+    assert any(
+        message in text for message in (*refused, "is not a valid function for 'Rolling'")
+    ), text
 
 
 HARMLESS = {"to_datetime", "to_numeric", "to_timedelta", "to_period", "to_timestamp"}
@@ -140,10 +142,10 @@ def test_einops_exposes_only_listed_modules() -> None:
         "        except AttributeError:\n"
         "            pass\n"
     )
-    modules = {each.__name__ for each in scope["found"] if isinstance(each, ModuleType)}
+    modules = {value.__name__ for value in scope["found"] if isinstance(value, ModuleType)}
     assert modules
-    assert not [each for each in modules if WHITELIST.find(each) is None]
-    assert "get_backend" not in {getattr(each, "__name__", "") for each in scope["found"]}
+    assert not [value for value in modules if WHITELIST.find(value) is None]
+    assert "get_backend" not in {getattr(value, "__name__", "") for value in scope["found"]}
 
 
 PANDAS = {
@@ -234,8 +236,8 @@ SENT = {
 
 @pytest.mark.parametrize("name", SENT)
 def test_pandas_object_can_be_sent(name: str) -> None:
-    made = eval(SENT[name], {"pd": pandas})
+    value = eval(SENT[name], {"pd": pandas})
     protector = Protector()
     unpickler = protector.unpickler({})
-    content = io.BytesIO(cloudpickle.dumps(made, protocol=4))
-    assert repr(unpickler(content, protector.objects({})).load()) == repr(made)
+    content = io.BytesIO(cloudpickle.dumps(value, protocol=4))
+    assert repr(unpickler(content, protector.objects({})).load()) == repr(value)

@@ -57,7 +57,7 @@ class Table(Dict[str, int]):
 
 class Plain(dict[str, list[int]]):
     def longest(self) -> int:
-        return max(len(each) for each in self.values())
+        return max(len(layer) for layer in self.values())
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Plan(Generic[T]):
 
     @property
     def table(self) -> OrderedDict:
-        return OrderedDict((each, None) for each in self.layers)
+        return OrderedDict((layer, None) for layer in self.layers)
 
 
 @dataclass

@@ -214,19 +214,19 @@ def test_postgres_variables_make_database_url() -> None:
 def test_two_forms_of_accounts_contradict_each_other(
     options: dict[str, object], named: str | None
 ) -> None:
-    said = contradiction(Settings(**options))  # type: ignore[arg-type]
+    message = contradiction(Settings(**options))  # type: ignore[arg-type]
     if named is None:
-        assert said is None
+        assert message is None
     else:
-        assert said is not None
-        assert said.startswith(f"{named} contradict each other")
+        assert message is not None
+        assert message.startswith(f"{named} contradict each other")
 
 
 def test_servers_on_several_machines_need_shared_accounts() -> None:
-    said = contradiction(Settings(broker_url="rediss://:secret@10.0.0.1:6379/0"))
-    assert said is not None
-    assert "NDIF_DATABASE_URL or POSTGRES_HOST" in said
-    assert "secret" not in said
+    message = contradiction(Settings(broker_url="rediss://:secret@10.0.0.1:6379/0"))
+    assert message is not None
+    assert "NDIF_DATABASE_URL or POSTGRES_HOST" in message
+    assert "secret" not in message
 
 
 def test_default_accounts_are_beside_sessions(tmp_path: Path) -> None:

@@ -44,10 +44,10 @@ async def test_documented_backup_can_be_restored(
 
     def run(command: str) -> None:
         environment = {**os.environ, "PATH": path, "NDIF_DATABASE_URL": url}
-        done = subprocess.run(
+        process = subprocess.run(
             command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
 
     registry = SqlRegistry(Database(url))
     await registry.create_tier(tier_with(["hotswapping"], "fast"))

@@ -234,7 +234,7 @@ async def test_missing_keys_tiers_and_users_are_reported(database: TestDatabase)
     async with opened(database.url) as (registry, _):
         await registry.create_tier(tier_with([], "fast"))
         row = await registry.create_key("ada", tiers=["fast"])
-        for asking, said in (
+        for asking, expected in (
             (registry.key("zz"), "There is no key 'zz'"),
             (registry.key(""), "There is no key ''"),
             (registry.revoke("%"), "There is no key '%'"),
@@ -242,7 +242,7 @@ async def test_missing_keys_tiers_and_users_are_reported(database: TestDatabase)
             (registry.assign("slow", row.id), "There is no tier 'slow'"),
             (registry.user("bob"), "There is no user 'bob'"),
         ):
-            with pytest.raises(NotInRegistryError, match=said):
+            with pytest.raises(NotInRegistryError, match=expected):
                 await asking
         with pytest.raises(RegistryError, match="There is a tier 'fast' already"):
             await registry.create_tier(tier_with([], "fast"))
@@ -251,9 +251,7 @@ async def test_missing_keys_tiers_and_users_are_reported(database: TestDatabase)
         await registry.withdraw("fast", row.id)
         await registry.delete_tier("fast")
         assert await registry.tiers() == []
-        assert [each.id for each in await registry.keys()] == [
-            row.id
-        ]  # failed creations left no key
+        assert [row.id for row in await registry.keys()] == [row.id]  # failed creations left no key
         assert (await registry.user("ada")).keys[0].id == row.id
 
 
@@ -263,7 +261,7 @@ async def test_ambiguous_id_prefix_is_refused(database: TestDatabase) -> None:
         for _ in range(17):  # ids have sixteen possible first digits
             await registry.create_key("ada")
         begun = [row.id[0] for row in await registry.keys("ada")]
-        twice = next(each for each in begun if begun.count(each) > 1)
+        twice = next(number for number in begun if begun.count(number) > 1)
         with pytest.raises(RegistryError, match="is the beginning of several ids"):
             await registry.revoke(twice)
 
@@ -321,11 +319,11 @@ async def test_repeated_migration_keeps_data(database: TestDatabase) -> None:
     async with opened(database.url) as (registry, _):
         await registry.create_tier(tier_with([], "fast"))
         await registry.create_key("ada", tiers=["fast"])
-        there = Database(database.url)
-        assert await there.check() == "ours"
-        await there.migrate()  # the second migration does nothing
+        connected = Database(database.url)
+        assert await connected.check() == "ours"
+        await connected.migrate()  # the second migration does nothing
         assert len(await registry.keys()) == 1
-        await there.close()
+        await connected.close()
 
 
 @on_loop
@@ -336,21 +334,21 @@ async def test_migrations_produce_declared_tables(database: TestDatabase) -> Non
             compare_metadata(MigrationContext.configure(connection, opts=options), METADATA)
         )
 
-    there = Database(database.url)
-    await there.migrate()
-    async with there.reading() as connection:
+    connected = Database(database.url)
+    await connected.migrate()
+    async with connected.reading() as connection:
         assert await connection.run_sync(differences) == []
-    await there.close()
+    await connected.close()
 
 
 @on_loop
 async def test_schema_of_newer_ndif_is_refused(database: TestDatabase) -> None:
-    there = Database(database.url)
-    await there.migrate()
+    connected = Database(database.url)
+    await connected.migrate()
     database.sql("UPDATE ndif_schema SET version_num = '9999'")
     with pytest.raises(KeysError, match="made by another version of ndif"):
-        await there.migrate()
-    await there.close()
+        await connected.migrate()
+    await connected.close()
 
 
 @on_loop
@@ -362,7 +360,7 @@ async def test_database_file_is_readable_only_by_owner(tmp_path: Path) -> None:
             await accounts.account(Caller("a-key"))
         assert not file.exists()
         await registry.create_key("ada")
-        modes = {stat.S_IMODE(each.stat().st_mode) for each in file.parent.iterdir()}
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in file.parent.iterdir()}
         assert modes == {0o600}
 
 
@@ -412,9 +410,9 @@ async def test_foreign_database_is_served_unchanged_and_can_be_copied(
 async def test_foreign_database_needs_no_users_table(database: TestDatabase) -> None:
     database.sql(WITHOUT_USERS)
     async with opened(database.url) as (_, accounts):
-        found = await accounts.account(Caller("44444444-dddd"))
-        assert found.hotswapping
-        assert found.email is None
+        account = await accounts.account(Caller("44444444-dddd"))
+        assert account.hotswapping
+        assert account.email is None
 
 
 @on_loop
@@ -470,17 +468,17 @@ async def test_only_cached_keys_are_admitted_while_database_is_unavailable() -> 
             with pytest.raises(AccountsUnavailableError):
                 await accounts.ping()
             clock.now += CACHE_S
-            for each in (key, other, "a-guess"):
+            for api_key in (key, other, "a-guess"):
                 with pytest.raises(AccountsUnavailableError) as away:
-                    await accounts.account(Caller(each))
+                    await accounts.account(Caller(api_key))
                 assert "p@ss" not in str(away.value)
             with pytest.raises(AccountsUnavailableError):
                 await accounts.store_uses()
             # Lookups during an outage do not count as guesses, and last uses are stored later.
             server.start()
             clock.now += CACHE_S
-            for each in (key, other):
-                await accounts.account(Caller(each))
+            for api_key in (key, other):
+                await accounts.account(Caller(api_key))
             await accounts.store_uses()
             assert all(row.last_used for row in await registry.keys())
 
@@ -491,18 +489,18 @@ async def test_unusable_database_error_gives_reason_without_secrets(
 ) -> None:
     url = postgres.database()
     name = url.rpartition("/")[2]
-    for broken, said in (
+    for broken, expected in (
         (postgres.url(name, password="wrong"), "password authentication failed"),
         (postgres.url("none"), 'database "none" does not exist'),
         ("postgresql://u:secret@127.0.0.1:1/d", "127.0.0.1:1/d"),
         ("sqlite:////proc/none/a.sqlite", "/proc/none"),
     ):
-        there = Database(broken)
-        with pytest.raises((KeysError, AccountsUnavailableError), match=said) as problem:
-            await (there.migrate() if there.is_sqlite else there.check())
+        connected = Database(broken)
+        with pytest.raises((KeysError, AccountsUnavailableError), match=expected) as problem:
+            await (connected.migrate() if connected.is_sqlite else connected.check())
         assert "wrong" not in str(problem.value)
         assert "secret" not in str(problem.value)
-        await there.close()
+        await connected.close()
 
 
 def _digest(key: str) -> str:

@@ -119,7 +119,7 @@ async def test_requests_are_claimed_in_order_of_submission(opening: Opening) -> 
         for request in sent:
             await broker.submit(request)
         claimed = [await broker.claim() for _ in sent]
-    assert [each.id for each in claimed] == [each.id for each in sent]
+    assert [job.id for job in claimed] == [job.id for job in sent]
 
 
 @on_loop
@@ -148,10 +148,10 @@ async def test_payload_file_is_deleted_when_its_request_ends(
             if isinstance(payload, PayloadFile)
             else io.BytesIO(payload)
         )
-        found = reader.read(1 << 20)
+        start = reader.read(1 << 20)
         await broker.release(claimed)
         with reader:
-            assert found + reader.read() == content  # an open reader can continue
+            assert start + reader.read() == content  # an open reader can continue
         del payload, claimed
         assert not file.path.exists()
 
@@ -172,7 +172,7 @@ async def test_unfinished_requests_per_key_are_limited(opening: Opening) -> None
     async with opening() as broker:
         attempts = [broker.submit(of("a"), most_of_key=3) for _ in range(10)]
         outcomes = await asyncio.gather(*attempts, return_exceptions=True)
-        refused = [each for each in outcomes if isinstance(each, TooManyJobsError)]
+        refused = [outcome for outcome in outcomes if isinstance(outcome, TooManyJobsError)]
         assert (outcomes.count(None), len(refused)) == (3, 7)
         assert "may have 3 jobs" in str(refused[0])
         # Other keys are counted separately, and requests without a limit are accepted.
@@ -194,7 +194,7 @@ async def test_unfinished_requests_per_model_are_limited(opening: Opening) -> No
     async with opening() as broker:
         attempts = [broker.submit(of("org/a", f"{n}"), most_of_model=3) for n in range(10)]
         outcomes = await asyncio.gather(*attempts, return_exceptions=True)
-        refused = [each for each in outcomes if isinstance(each, TooManyJobsError)]
+        refused = [outcome for outcome in outcomes if isinstance(outcome, TooManyJobsError)]
         assert (outcomes.count(None), len(refused)) == (3, 7)
         assert "3 jobs that wait or run of 'org/a' at once" in str(refused[0])
         # Other models are counted separately, and another key may have a higher limit.
@@ -246,7 +246,7 @@ async def test_each_request_is_claimed_once(opening: Opening) -> None:
         for request in sent:
             await broker.submit(request)
         claimed = await asyncio.gather(*claims)
-    assert sorted(each.id for each in claimed) == sorted(each.id for each in sent)
+    assert sorted(job.id for job in claimed) == sorted(job.id for job in sent)
 
 
 @on_loop
@@ -290,8 +290,8 @@ async def test_updates_reach_channel_of_their_request_in_order(opening: Opening)
                 request = make_request(channel.id)
                 await broker.publish(request, update(request, f"{channel.id} {number}"))
         for channel in (first, second):
-            told = [frames.read(await channel.next()).description for _ in range(10)]
-            assert told == [f"{channel.id} {number}" for number in range(10)]
+            descriptions = [frames.read(await channel.next()).description for _ in range(10)]
+            assert descriptions == [f"{channel.id} {number}" for number in range(10)]
 
 
 @on_loop
@@ -319,7 +319,7 @@ async def test_channel_receives_updates_of_all_its_requests(opening: Opening) ->
         for request in requests:
             await broker.publish(request, update(request, ""))
         assert [frames.read(await channel.next()).id for _ in requests] == [
-            each.id for each in requests
+            job.id for job in requests
         ]
 
 
@@ -350,17 +350,17 @@ async def test_clients_are_notified_of_requests_that_redis_lost(
         for request in (ended, claimed):
             await broker.submit(request)
             assert (await broker.claim()).id == request.id
-        done = Response(ended.id, Status.COMPLETED)
-        await broker.publish(ended, done)
+        response = Response(ended.id, Status.COMPLETED)
+        await broker.publish(ended, response)
         await broker.submit(unclaimed)
         await time_passes_async(5 * SOON_S)
         redis.command("flushall")
-        told = [frames.read(await within(channel.next(), PATIENCE_S)) for _ in range(3)]
-        assert told[0] == done
-        assert {each.id for each in told[1:]} == {claimed.id, unclaimed.id}
-        for each in told[1:]:
-            assert each.status is Status.ERROR
-            assert "Send it again" in each.description
+        responses = [frames.read(await within(channel.next(), PATIENCE_S)) for _ in range(3)]
+        assert responses[0] == response
+        assert {response.id for response in responses[1:]} == {claimed.id, unclaimed.id}
+        for end_response in responses[1:]:
+            assert end_response.status is Status.ERROR
+            assert "Send it again" in end_response.description
         # A new request is served.
         following = make_request(channel.id)
         await broker.submit(following)
@@ -626,7 +626,7 @@ async def test_next_leader_runs_no_ended_request(redis: RedisServer, tmp_path: P
     later = make_request()
     await another.submit(later)
     assert [(await another.claim()).id for _ in range(2)] == [waiting.id, later.id]
-    assert [await another.is_complete(each) for each in (live, polled, waiting)] == [
+    assert [await another.is_complete(job) for job in (live, polled, waiting)] == [
         True,
         True,
         False,
@@ -654,7 +654,7 @@ async def test_next_leader_knows_number_of_interrupted_attempts(
     )
     await another.start()
     claimed = [await another.claim() for _ in range(3)]
-    assert [each.attempts for each in claimed] == [1 if counts else 0, 0, 0]
+    assert [job.attempts for job in claimed] == [1 if counts else 0, 0, 0]
     assert not await another.knows(ended.id)
     await another.stop()
 
@@ -708,7 +708,7 @@ async def test_cancelled_submission_leaves_nothing_to_run(
         redis.pause()
         try:
             # As if the client's connection or its gateway ended; the other request was already claimed.
-            submitting = [asyncio.create_task(broker.submit(each)) for each in (given_up, claimed)]
+            submitting = [asyncio.create_task(broker.submit(job)) for job in (given_up, claimed)]
             await time_passes_async(5 * SOON_S)
             await end(submitting)
         finally:
@@ -719,9 +719,9 @@ async def test_cancelled_submission_leaves_nothing_to_run(
             asyncio.TimeoutError
         ):  # a request claimed in between has no payload
             claims.append(await within(broker.claim(), SOON_S))
-        for each in claims:
+        for claim in claims:
             with pytest.raises(BrokerError, match="is no longer stored"):
-                await broker.payload(each)
+                await broker.payload(claim)
         await eventually(lambda: redis.command("xlen", "queue") == "0")
         await eventually(lambda: redis.command("get", "queue:bytes") == "0")
         await eventually(lambda: not list((tmp_path / "requests").glob("*")))
@@ -740,10 +740,10 @@ async def test_full_redis_rejects_requests_and_releases_ended_ones(
         try:
             with pytest.raises(BrokerError, match="maxmemory"):
                 await broker.submit(make_request())
-            done = Response(request.id, Status.COMPLETED)
-            assert await broker.publish(claimed, done)
-            assert frames.read(await channel.next()) == done
-            await within(broker.complete(claimed, done), PATIENCE_S)
+            response = Response(request.id, Status.COMPLETED)
+            assert await broker.publish(claimed, response)
+            assert frames.read(await channel.next()) == response
+            await within(broker.complete(claimed, response), PATIENCE_S)
             with pytest.raises(BrokerError, match="is no longer stored"):
                 await broker.payload(claimed)
         finally:

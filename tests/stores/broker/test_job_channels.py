@@ -61,11 +61,11 @@ async def both_ends(
 ) -> AsyncIterator[tuple[RedisBroker, RedisBroker, JobSender]]:
     """Yield the leader's broker, a replica's broker, and the lanes between them."""
     async with (
-        a_broker(redis, folder) as here,
-        a_broker(redis, folder) as there,
-        leading(here) as lanes,
+        a_broker(redis, folder) as local,
+        a_broker(redis, folder) as remote,
+        leading(local) as lanes,
     ):
-        yield here, there, lanes
+        yield local, remote, lanes
 
 
 async def claimed(
@@ -90,15 +90,15 @@ async def test_job_arrives_with_payload_and_its_end_is_reported(
     redis: RedisServer, tmp_path: Path, size: int
 ) -> None:
     payload = bytes(range(256)) * 8
-    async with both_ends(redis, tmp_path) as (here, there, lanes):
-        lane = await JobReceiver.open(there, "r", lanes.introduction)
-        request = await claimed(here, payload[:size])
+    async with both_ends(redis, tmp_path) as (local, remote, lanes):
+        lane = await JobReceiver.open(remote, "r", lanes.introduction)
+        request = await claimed(local, payload[:size])
         run = running(lanes, request)
         job = await lane.next()
         assert (job.id, job.model, job.wire) == (request.id, request.model, request.wire)
         assert bool(job.payload) is (size <= INLINE)
-        assert await there.payload(job) == payload[:size]
-        await there.complete(job, Response(job.id, Status.ERROR, "Too bad. " * 100))
+        assert await remote.payload(job) == payload[:size]
+        await remote.complete(job, Response(job.id, Status.ERROR, "Too bad. " * 100))
         ended = await run
         assert ended is not None
         assert (ended.id, ended.status, ended.delivered) == (request.id, Status.ERROR, True)
@@ -109,88 +109,90 @@ async def test_job_arrives_with_payload_and_its_end_is_reported(
 async def test_live_client_is_notified_that_job_is_dispatched(
     redis: RedisServer, tmp_path: Path
 ) -> None:
-    async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        lane = await JobReceiver.open(here, "r", lanes.introduction)
-        channel = await here.subscribe()
-        request = await claimed(here, subscription_id=channel.id)
+    async with a_broker(redis, tmp_path) as local, leading(local) as lanes:
+        lane = await JobReceiver.open(local, "r", lanes.introduction)
+        channel = await local.subscribe()
+        request = await claimed(local, subscription_id=channel.id)
         run = running(lanes, request)
         assert frames.read(await channel.next()) == announcement(request)
         job = await lane.next()
-        done = Response(job.id, Status.COMPLETED)
-        assert await here.publish(job, done)
-        assert frames.read(await channel.next()) == done
+        response = Response(job.id, Status.COMPLETED)
+        assert await local.publish(job, response)
+        assert frames.read(await channel.next()) == response
         assert await run == Response(request.id, Status.COMPLETED, delivered=True)
 
 
 @on_loop
 async def test_job_of_disconnected_client_is_not_sent(redis: RedisServer, tmp_path: Path) -> None:
-    async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        lane = await JobReceiver.open(here, "r", lanes.introduction)
-        abandoned = await claimed(here, subscription_id="nobody")
+    async with a_broker(redis, tmp_path) as local, leading(local) as lanes:
+        lane = await JobReceiver.open(local, "r", lanes.introduction)
+        abandoned = await claimed(local, subscription_id="nobody")
         with pytest.raises(ClientLeftError):
             await running(lanes, abandoned)
-        await here.release(abandoned)
-        next_one = await claimed(here)
+        await local.release(abandoned)
+        next_one = await claimed(local)
         run = running(lanes, next_one)
         assert (await lane.next()).id == next_one.id
         run.cancel()
-        await here.release(next_one)
+        await local.release(next_one)
 
 
 @on_loop
 async def test_returned_job_ends_run_without_response(redis: RedisServer, tmp_path: Path) -> None:
-    async with both_ends(redis, tmp_path) as (here, there, lanes):
-        lane = await JobReceiver.open(there, "r", lanes.introduction)
-        request = await claimed(here)
+    async with both_ends(redis, tmp_path) as (local, remote, lanes):
+        lane = await JobReceiver.open(remote, "r", lanes.introduction)
+        request = await claimed(local)
         run = running(lanes, request)
         await lane.give_back(await lane.next())
         assert await within(run, PATIENCE_S) is None
-        await here.release(request)
+        await local.release(request)
 
 
 @on_loop
 async def test_run_does_not_wait_for_replica_that_does_not_listen(
     redis: RedisServer, tmp_path: Path
 ) -> None:
-    async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        request = await claimed(here)
+    async with a_broker(redis, tmp_path) as local, leading(local) as lanes:
+        request = await claimed(local)
         assert await within(running(lanes, request), PATIENCE_S) is None
-        await here.release(request)
+        await local.release(request)
 
 
 @on_loop
 async def test_both_ends_receive_again_after_lost_connection(
     redis: RedisServer, tmp_path: Path
 ) -> None:
-    async with both_ends(redis, tmp_path) as (here, there, lanes):
-        lane = await JobReceiver.open(there, "r", lanes.introduction)
+    async with both_ends(redis, tmp_path) as (local, remote, lanes):
+        lane = await JobReceiver.open(remote, "r", lanes.introduction)
         redis.command("client", "kill", "type", "pubsub")
-        request = await claimed(here)
+        request = await claimed(local)
         run, heard = running(lanes, request), asyncio.create_task(lane.next())
         while not heard.done():
-            done, _ = await asyncio.wait([run, heard], timeout=AGAIN_S, return_when=FIRST_COMPLETED)
-            if heard in done:
+            finished, _ = await asyncio.wait(
+                [run, heard], timeout=AGAIN_S, return_when=FIRST_COMPLETED
+            )
+            if heard in finished:
                 break
             # No replica received the job, or the replica lost its connection, as a leader learns from Ray.
-            assert run not in done or run.result() is None
+            assert run not in finished or run.result() is None
             run.cancel()
             await time_passes_async(SOON_S)
             run = running(lanes, request)
         assert heard.result().id == request.id
         while not run.done():
-            await there.complete(request, Response(request.id, Status.COMPLETED))
+            await remote.complete(request, Response(request.id, Status.COMPLETED))
             await asyncio.wait([run], timeout=SOON_S)
         assert run.result() == Response(request.id, Status.COMPLETED, delivered=True)
 
 
 @on_loop
 async def test_malformed_job_message_is_ignored(redis: RedisServer, tmp_path: Path) -> None:
-    async with a_broker(redis, tmp_path) as here, leading(here) as lanes:
-        lane = await JobReceiver.open(here, "r", lanes.introduction)
+    async with a_broker(redis, tmp_path) as local, leading(local) as lanes:
+        lane = await JobReceiver.open(local, "r", lanes.introduction)
         for content in (b"", b"\xff" * 5, b"\0\0\0\2{}", b"\0\0\0\1["):
-            await here.client.publish("jobs:r", content)
-        request = await claimed(here)
+            await local.client.publish("jobs:r", content)
+        request = await claimed(local)
         run = running(lanes, request)
         assert (await within(lane.next(), PATIENCE_S)).id == request.id
         run.cancel()
-        await here.release(request)
+        await local.release(request)

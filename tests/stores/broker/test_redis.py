@@ -50,11 +50,11 @@ def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 class Cutting:
     """A proxy that ends connections: each after certain content has passed, or all at once."""
 
-    def __init__(self, server: RedisServer, after: bytes = b"", *said: bytes) -> None:
+    def __init__(self, server: RedisServer, after: bytes = b"", *replies: bytes) -> None:
         """Set the proxy up. `said` are answers to the first commands with `after`, instead of an end."""
         self._server = server
         self._after = after
-        self._said = list(said)
+        self._replies = list(replies)
         self._writers: set[asyncio.StreamWriter] = set()
         self.connections = 0
 
@@ -74,21 +74,21 @@ class Cutting:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        there, back = await asyncio.open_connection(HOST, self._server.port)
+        incoming, back = await asyncio.open_connection(HOST, self._server.port)
         self._writers |= {writer, back}
 
         async def answers() -> None:
-            while content := await there.read(1 << 16):
+            while content := await incoming.read(1 << 16):
                 writer.write(content)
 
         answering = asyncio.create_task(answers())
         with contextlib.suppress(OSError):
             while content := await reader.read(1 << 16):
                 if self._after and self._after in content:
-                    if not self._said:
+                    if not self._replies:
                         break
-                    writer.write(self._said.pop(0))
-                    self._after = self._after if self._said else b""
+                    writer.write(self._replies.pop(0))
+                    self._after = self._after if self._replies else b""
                     await reader.read()
                 back.write(content)
         answering.cancel()

@@ -74,7 +74,7 @@ def objects(tmp_path: Path) -> FileStore:
 
 async def ids(folder: Path, objects: FileStore) -> list[str]:
     async with opened(folder, objects) as spool:
-        return [each.request.id for each in await spool.unfinished()]
+        return [entry.request.id for entry in await spool.unfinished()]
 
 
 async def stored(objects: FileStore, request: Request) -> dict[str, Any]:
@@ -94,15 +94,16 @@ async def test_accepted_requests_survive_killed_process(tmp_path: Path, objects:
         await asyncio.gather(*spool._notes)
         left = as_killed(tmp_path / "spool", "left")
     async with opened(left, objects) as spool:
-        found = await spool.unfinished()
+        entries = await spool.unfinished()
         again = [
-            replace(each.request, payload=await spool.payload(each.request.id)) for each in found
+            replace(entry.request, payload=await spool.payload(entry.request.id))
+            for entry in entries
         ]
         assert again == sent
-        assert [each.size for each in found] == [len(SMALL), len(LARGE), len(SMALL)]
-        assert [each.request.attempts for each in found] == [0, 1, 0]
+        assert [entry.size for entry in entries] == [len(SMALL), len(LARGE), len(SMALL)]
+        assert [entry.request.attempts for entry in entries] == [0, 1, 0]
     async with opened(left, objects, trusted=False) as spool:
-        assert not any(each.request.trusted for each in await spool.unfinished())
+        assert not any(entry.request.trusted for entry in await spool.unfinished())
 
 
 @on_loop
@@ -168,8 +169,8 @@ async def test_request_with_stored_end_does_not_run_again(
     await broker.start()
     await Responder(broker, objects).resume(broker.unfinished)
     assert [(await broker.claim()).id for _ in range(2)] == [torn.id, waits.id]
-    kept = [await stored(objects, each) for each in (ended, torn, waits)]
-    assert [each["status"] for each in kept] == ["COMPLETED", "QUEUED", "QUEUED"]
+    kept = [await stored(objects, job_id) for job_id in (ended, torn, waits)]
+    assert [status["status"] for status in kept] == ["COMPLETED", "QUEUED", "QUEUED"]
     for request in (torn, waits):
         await objects.put(f"ends/{request.id}.json", end.encode())
         await broker.complete(request, Response(request.id, Status.COMPLETED))
@@ -187,8 +188,8 @@ async def test_polling_client_is_notified_of_lost_job(tmp_path: Path, objects: F
     for status in (Status.RUNNING, Status.COMPLETED):
         await responder.respond(ended, Response(ended.id, status))
     await responder.resume([])
-    kept = [await stored(objects, each) for each in (lost, ended)]
-    assert [each["status"] for each in kept] == ["ERROR", "COMPLETED"]
+    kept = [await stored(objects, job_id) for job_id in (lost, ended)]
+    assert [status["status"] for status in kept] == ["ERROR", "COMPLETED"]
     assert "Send it again" in kept[0]["description"]
 
 
@@ -203,9 +204,9 @@ async def test_torn_last_write_loses_only_itself(tmp_path: Path, objects: FileSt
             wal = left / "spool.sqlite-wal"
             content = wal.read_bytes()
             wal.write_bytes(content[:-lost])
-            found = await ids(left, objects)
-            assert found == [each.id for each in sent][: len(found)]
-            assert len(found) in (2, 3)
+            found_ids = await ids(left, objects)
+            assert found_ids == [job.id for job in sent][: len(found_ids)]
+            assert len(found_ids) in (2, 3)
 
 
 @on_loop
@@ -249,7 +250,7 @@ async def test_leader_moves_spooled_requests_to_broker(tmp_path: Path, redis: Re
         await leader.take_spooled()
     claimed = [await leader.stores.broker.claim() for _ in sent]
     assert [replace(c, payload=await leader.stores.broker.payload(c)) for c in claimed] == sent
-    assert [each.attempts for each in claimed] == [0, 1]
+    assert [job.attempts for job in claimed] == [0, 1]
     inherited = RedisBroker(redis.url, objects, SIGNER, inline_bytes=1, counts_attempts=True)
     assert [(await inherited.claim()).attempts for _ in sent] == [0, 1]
     await inherited.stop()
@@ -265,7 +266,7 @@ async def test_live_requests_are_not_spooled(tmp_path: Path, objects: FileStore)
     live, polled = a_request(subscription_id="somebody's"), a_request()
     for request in (live, polled):
         await broker.submit(request)
-    assert [broker.outlives(each) for each in (live, polled)] == [False, True]
+    assert [broker.outlives(job) for job in (live, polled)] == [False, True]
     left = as_killed(tmp_path / "spool", "left")
     assert await ids(left, objects) == [polled.id]
     await broker.stop()

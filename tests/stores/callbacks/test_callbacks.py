@@ -89,8 +89,8 @@ def a_callback(due: float = 100.0, address: str = "https://example.org/done") ->
 async def test_callback_is_due_at_its_time_unchanged(opening: Opening) -> None:
     async with opening() as queue:
         later, sooner = a_callback(200.5), a_callback(100.25)
-        for each in (later, sooner):
-            await queue.add(each)
+        for item in (later, sooner):
+            await queue.add(item)
         assert await queue.due(100.0, 10) == []
         assert await queue.due(150.0, 10) == [sooner]
         assert await queue.due(201.0, 10) == [sooner, later]
@@ -116,8 +116,8 @@ async def test_another_end_of_the_same_job_replaces_the_first(opening: Opening) 
     async with opening() as queue:
         first = a_callback()
         second = replace(first, content=replace(first.content, status="ERROR"), due=120.0)
-        for each in (first, second):
-            await queue.add(each)
+        for item in (first, second):
+            await queue.add(item)
         assert await queue.due(1000.0, 10) == [second]
         assert await queue.counts() == (1, 0)
 
@@ -126,11 +126,11 @@ async def test_another_end_of_the_same_job_replaces_the_first(opening: Opening) 
 async def test_busy_host_does_not_delay_others(opening: Opening) -> None:
     async with opening() as queue:
         slow = [a_callback(float(due), "http://slow.example/") for due in range(700)]
-        for each in slow:
-            await queue.add(each)
+        for item in slow:
+            await queue.add(item)
         quick, mail = a_callback(900.0), a_callback(901.0, "ada@example.org")
-        for each in (quick, mail):
-            await queue.add(each)
+        for item in (quick, mail):
+            await queue.add(item)
         assert await queue.due(1000.0, 3, ["slow.example"]) == [quick, mail]
         assert await queue.due(1000.0, 3, ["slow.example", ""]) == [quick]
         assert await queue.due(1000.0, 3) == slow[:3]
@@ -140,8 +140,8 @@ async def test_busy_host_does_not_delay_others(opening: Opening) -> None:
 async def test_failed_callback_is_not_due_and_is_listed_first(opening: Opening) -> None:
     async with opening() as queue:
         waits, dead = a_callback(100.0), a_callback(110.0)
-        for each in (waits, dead):
-            await queue.add(each)
+        for item in (waits, dead):
+            await queue.add(item)
         dead = replace(dead, dead=True, due=300.0, attempts=10, problem="it answered 500")
         await queue.update(dead)
         assert await queue.due(1000.0, 10) == [waits]
@@ -159,11 +159,11 @@ async def test_failed_callbacks_are_forgotten_by_number_and_age(opening: Opening
     async with opening(dead=3) as queue:
         for due in range(5):
             await queue.update(replace(a_callback(float(due)), dead=True))
-        assert [each.due for each in await queue.all(10)] == [2.0, 3.0, 4.0]
+        assert [item.due for item in await queue.all(10)] == [2.0, 3.0, 4.0]
         waits = a_callback(1.0)
         await queue.add(waits)
         await queue.forget_dead(4.0)
-        assert [each.due for each in await queue.all(10)] == [4.0, 1.0]
+        assert [item.due for item in await queue.all(10)] == [4.0, 1.0]
         assert await queue.counts() == (1, 1)
 
 
@@ -171,8 +171,8 @@ async def test_failed_callbacks_are_forgotten_by_number_and_age(opening: Opening
 async def test_full_callback_queue_rejects_callbacks(opening: Opening) -> None:
     async with opening(waiting=2) as queue:
         callbacks = [a_callback() for _ in range(3)]
-        for each in callbacks[:2]:
-            await queue.add(each)
+        for item in callbacks[:2]:
+            await queue.add(item)
         with pytest.raises(CallbackQueueError, match="2 webhooks and mails wait already"):
             await queue.add(callbacks[2])
         await queue.update(replace(callbacks[0], attempts=1))
@@ -183,8 +183,8 @@ async def test_full_callback_queue_rejects_callbacks(opening: Opening) -> None:
 async def test_waiting_callbacks_are_counted_per_user(opening: Opening) -> None:
     async with opening() as queue:
         hers = [replace(a_callback(), user="ada lovelace") for _ in range(3)]
-        for each in (*hers, replace(a_callback(), user="bob")):
-            await queue.add(each)
+        for item in (*hers, replace(a_callback(), user="bob")):
+            await queue.add(item)
         await queue.update(replace(hers[0], attempts=1))
         assert [await queue.waiting_of(user) for user in ("ada lovelace", "bob", "c")] == [3, 1, 0]
         await queue.remove(hers[0].request_id)
@@ -248,8 +248,8 @@ async def test_callback_files_are_readable_only_by_owner(tmp_path: Path) -> None
 async def test_damaged_callback_is_forgotten(tmp_path: Path) -> None:
     queue = SqliteCallbacks(tmp_path)
     whole, damaged = a_callback(1.0), a_callback(2.0)
-    for each in (whole, damaged):
-        await queue.add(each)
+    for item in (whole, damaged):
+        await queue.add(item)
     values = (b"{", damaged.request_id)
     await queue._file.write(("UPDATE callback SET content = ? WHERE id = ?", values))
     assert await queue.due(1000.0, 10) == [whole]
@@ -292,8 +292,8 @@ async def test_callbacks_are_readable_during_secret_rotation(redis: RedisServer)
 
 def test_callback_content_describes_job() -> None:
     request = a_request(received=1000.0)
-    made = callback_for(request, Response(request.id, Status.ERROR, "x" * 5000), 1009.5)
-    assert {**json.loads(made.content.encode()), "description": ""} == {
+    waiting = callback_for(request, Response(request.id, Status.ERROR, "x" * 5000), 1009.5)
+    assert {**json.loads(waiting.content.encode()), "description": ""} == {
         "id": request.id,
         "status": "ERROR",
         "model": "org/name",
@@ -301,8 +301,13 @@ def test_callback_content_describes_job() -> None:
         "description": "",
         "url": f"http://here/response/{request.id}",
     }
-    assert len(made.content.description) == 2000
-    assert (made.created, made.due, made.key, made.polled) == (1009.5, 1009.5, "a digest", True)
+    assert len(waiting.content.description) == 2000
+    assert (waiting.created, waiting.due, waiting.key, waiting.polled) == (
+        1009.5,
+        1009.5,
+        "a digest",
+        True,
+    )
     live = callback_for(a_request(subscription_id="s"), Response("", Status.COMPLETED), 1.0)
     assert "url" not in json.loads(live.content.encode())
     assert not live.polled

@@ -65,14 +65,14 @@ def test_verify_setting_is_read(
 ) -> None:
     file = tmp_path / "authorities.pem"
     file.write_text("")
-    found = settings(
+    options = settings(
         monkeypatch, NDIF_OBJECT_STORE_VERIFY=value.format(file=file)
     ).object_store_verify
-    assert found == (file if verify is Path else verify)
+    assert options == (file if verify is Path else verify)
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "expected"),
     [
         ({"NDIF_OBJECT_STORE_URL": "http://store:9000"}, "needs NDIF_OBJECT_STORE_ACCESS_KEY"),
         ({**S3, "NDIF_OBJECT_STORE_SECRET_KEY": ""}, "needs NDIF_OBJECT_STORE_ACCESS_KEY"),
@@ -84,13 +84,13 @@ def test_verify_setting_is_read(
     ],
 )
 def test_invalid_store_settings_are_refused(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
 ) -> None:
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=expected):
         settings(monkeypatch, **environment)
 
 
 def test_store_secret_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = {each.name: each.value for each in variables(settings(monkeypatch, **S3))}
+    shown = {variable.name: variable.value for variable in variables(settings(monkeypatch, **S3))}
     assert shown["NDIF_OBJECT_STORE_ACCESS_KEY"] == "key"
     assert "hush" not in str(shown)

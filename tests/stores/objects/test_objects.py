@@ -134,9 +134,9 @@ def by_memory(file: int) -> Callable[[], object]:
 
 
 def by_message(file: int) -> Callable[[], object]:
-    here, there = socket.socketpair()
-    socket.send_fds(here, [b"a file"], [file])
-    return lambda: os.pwrite(socket.recv_fds(there, 6, 1)[1][0], b"spoil", 0)
+    own, other_end = socket.socketpair()
+    socket.send_fds(own, [b"a file"], [file])
+    return lambda: os.pwrite(socket.recv_fds(other_end, 6, 1)[1][0], b"spoil", 0)
 
 
 @pytest.mark.parametrize("other", [by_descriptor, by_memory, by_message])
@@ -279,8 +279,8 @@ async def test_result_is_downloadable_by_its_url(form: Form, tmp_path: Path) -> 
 async def test_result_url_is_valid_only_for_its_result(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, http):
         key, other = result_key(), result_key()
-        for each in (key, other):
-            await store.put(each, b"secret")
+        for name in (key, other):
+            await store.put(name, b"secret")
         url = httpx.URL(store.url(key, HERE))
         names = [name for name in url.params if name != form.expires]
         wrong = [
@@ -291,9 +291,9 @@ async def test_result_url_is_valid_only_for_its_result(form: Form, tmp_path: Pat
             *(url.copy_set_param(name, flipped(url.params[name])) for name in names),
             *(url.copy_set_param(name, "é" * 64) for name in url.params),
         ]
-        for each in wrong:
-            refused = await http.get(each)
-            assert refused.status_code in (400, 403), each
+        for name in wrong:
+            refused = await http.get(name)
+            assert refused.status_code in (400, 403), name
             assert b"secret" not in refused.content
         assert (await http.get(url)).content == b"secret"
 
@@ -373,8 +373,8 @@ async def test_objects_are_deleted_after_their_time_to_live(form: Form, tmp_path
 async def test_deleted_object_is_gone(form: Form, tmp_path: Path) -> None:
     async with form.open(tmp_path, LONG_S) as (store, _):
         key, other = request_key(), request_key()
-        for each in (key, other):
-            await store.put(each, b"1")
+        for name in (key, other):
+            await store.put(name, b"1")
         for _ in range(2):
             await store.delete(key)
             assert await store.get(key) is None
@@ -473,14 +473,14 @@ async def test_unused_and_deleted_results_free_quota(form: Form, tmp_path: Path)
     async with form.open(tmp_path, LONG_S) as (store, _):
         store.limits = ResultQuotaLimits(1000, 0.5)
         admitted = [str(uuid.uuid4()) for _ in range(5)]
-        for each in admitted:
-            assert await store.room.admit(each, "ada", 100) is None
+        for job_id in admitted:
+            assert await store.room.admit(job_id, "ada", 100) is None
         # Admitted results count before they are stored.
         assert await store_result(store, "ada", 1) is not None
         store.room.settle(admitted[0], stored=False)
         assert await store_result(store, "ada", 100) is None
-        for each in admitted[1:]:
-            store.room.settle(each, stored=False)
+        for job_id in admitted[1:]:
+            store.room.settle(job_id, stored=False)
         # A deleted result, for example a fetched one, is not counted once its space is needed.
         [result] = list(await store.unexpired("results"))
         await store.delete(f"results/{result}")
@@ -510,7 +510,7 @@ async def test_concurrent_results_respect_quota(form: Form, tmp_path: Path) -> N
     async with form.open(tmp_path, LONG_S) as (store, _):
         store.limits = ResultQuotaLimits(1000, 0.5)
         ids = [str(uuid.uuid4()) for _ in range(20)]
-        refused = await asyncio.gather(*(store.room.admit(each, "ada", 100) for each in ids))
+        refused = await asyncio.gather(*(store.room.admit(job_id, "ada", 100) for job_id in ids))
         assert len([why for why in refused if why is None]) == 5
 
 

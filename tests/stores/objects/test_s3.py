@@ -133,9 +133,9 @@ async def test_large_result_is_sent_without_copying(address: S3Address) -> None:
 
 def own_memory() -> int:
     """Return the anonymous memory of this process, which excludes the uploads' memory files."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
+    match = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) << 10
 
 
 @pytest.mark.parametrize("size", [0, 1, 16 * MIB, 16 * MIB + 1, 40 * MIB])
@@ -241,13 +241,13 @@ async def test_several_servers_sweep_one_bucket(
 async def test_sweeper_retries_while_store_is_unavailable(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gone = f"http://127.0.0.1:{free_port()}"
-    store = S3Store(S3Address(gone, gone, "a", "b"), 1.0, hurried_s=0.1)
+    unreachable = f"http://127.0.0.1:{free_port()}"
+    store = S3Store(S3Address(unreachable, unreachable, "a", "b"), 1.0, hurried_s=0.1)
     with caplog.at_level(logging.WARNING):
         await store.start()
         await eventually(lambda: len(caplog.messages) >= 2)
         await store.stop()
-    assert gone in caplog.text
+    assert unreachable in caplog.text
 
 
 # A server that is unavailable or refuses
@@ -309,7 +309,7 @@ async def test_urgent_operations_do_not_wait_for_silent_store(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ({"secret_key": "wrong"}, "refuses .SignatureDoesNotMatch: .*NDIF_OBJECT_STORE_SECRET_KEY"),
         (
@@ -325,13 +325,13 @@ async def test_urgent_operations_do_not_wait_for_silent_store(
 )
 @on_loop
 async def test_wrong_s3_settings_are_reported_in_one_line(
-    s3: SwiftServer, address: S3Address, wrong: dict[str, str], said: str
+    s3: SwiftServer, address: S3Address, wrong: dict[str, str], expected: str
 ) -> None:
     wrong = {name: value.format(port=s3.port) for name, value in wrong.items()}
     store = S3Store(dataclasses.replace(address, **wrong), LONG_S, patience_s=0.5, hurried_s=0.5)
-    with pytest.raises(ObjectStoreError, match=said) as told:
+    with pytest.raises(ObjectStoreError, match=expected) as raised:
         await store.put(result_key(), b"1")
-    text = str(told.value)
+    text = str(raised.value)
     assert text.startswith("the object store at http")
     assert "\n" not in text
     assert "<" not in text

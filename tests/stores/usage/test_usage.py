@@ -45,7 +45,7 @@ def total(name: str, jobs: int, errors: int, execution_s: float, result_bytes: i
 def record(user: str = "ada", model: str = "org/a", day: int = 0, **fields: object) -> JobRecord:
     """Return the record of a completed job."""
     ended = MIDNIGHT + 86_400 * day + next(_numbers)
-    made = JobRecord(
+    job_record = JobRecord(
         id=f"00000000-0000-4000-8000-{next(_numbers):012}",
         user=user,
         key="k",
@@ -58,7 +58,7 @@ def record(user: str = "ada", model: str = "org/a", day: int = 0, **fields: obje
         execution_s=1.5,
         result_bytes=1000,
     )
-    return replace(made, **fields)  # type: ignore[arg-type]
+    return replace(job_record, **fields)  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager
@@ -88,13 +88,13 @@ def usage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 async def test_job_record_is_found_with_its_steps(usage: Open) -> None:
     steps = (Step("receive", GATEWAY, 1.5, 2.25), Step("running", QUEUE, 2.25, 4.0))
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    one, other = record(steps=steps, traceparent=parent), record()
+    first_record, other = record(steps=steps, traceparent=parent), record()
     async with usage() as store:
-        for each in (one, other):
-            store.record(each)
-        assert await store.find(one.id) == one  # even before it is stored
-        assert {each.id for each in await store.recent(None, 10)} == {one.id, other.id}
-        assert await store.find(one.id) == one
+        for job in (first_record, other):
+            store.record(job)
+        assert await store.find(first_record.id) == first_record  # even before it is stored
+        assert {job.id for job in await store.recent(None, 10)} == {first_record.id, other.id}
+        assert await store.find(first_record.id) == first_record
         assert await store.find(other.id) == other
         assert await store.find("another") is None
         assert await store.find("x" * 1000) is None
@@ -103,13 +103,13 @@ async def test_job_record_is_found_with_its_steps(usage: Open) -> None:
 @on_loop
 async def test_usage_totals_add_up_by_user_model_and_day(usage: Open) -> None:
     async with usage() as store:
-        for each in (
+        for job in (
             record(),
             record(day=1, execution_s=2.0),
             record(model="org/b", status="ERROR", result_bytes=0),
             record(user="bob", execution_s=100.0, result_bytes=1 << 40),
         ):
-            store.record(each)
+            store.record(job)
         assert await store.totals("user") == [
             total("bob", 1, 0, 100.0, 1 << 40),
             total("ada", 3, 1, 5.0, 2000),
@@ -119,23 +119,23 @@ async def test_usage_totals_add_up_by_user_model_and_day(usage: Open) -> None:
             total("org/b", 1, 1, 1.5, 0),
         ]
         first, second = (date.fromtimestamp(MIDNIGHT + 86_400 * day + 3600) for day in (0, 1))
-        assert [each.name for each in await store.totals("day")] == [str(first), str(second)]
+        assert [row.name for row in await store.totals("day")] == [str(first), str(second)]
         assert await store.totals("user", since=second) == [total("ada", 1, 0, 2.0, 1000)]
         assert await store.totals("user", user="nobody") == []
 
 
 @on_loop
 async def test_job_noted_twice_counts_once(usage: Open) -> None:
-    one = record()
+    job = record()
     async with usage() as store:
-        store.record(one)
-        store.record(one)
+        store.record(job)
+        store.record(job)
         assert await store.totals("user") == [total("ada", 1, 0, 1.5, 1000)]
-        store.record(one)
+        store.record(job)
         store.record(record())
         assert await store.totals("user") == [total("ada", 2, 0, 3.0, 2000)]
     async with usage() as again:
-        again.record(one)
+        again.record(job)
         assert await again.totals("user") == [total("ada", 2, 0, 3.0, 2000)]
 
 
@@ -144,8 +144,8 @@ async def test_recent_jobs_are_sorted_by_end(usage: Open) -> None:
     jobs = [record(user=user) for user in ("ada", "bob", "ada", "ada")]
     jobs.append(record(user="bob", status="ENDED", dispatched=None, execution_s=0.0))
     async with usage() as store:
-        for each in (jobs[3], jobs[0], jobs[1], jobs[2], jobs[4]):
-            store.record(each)
+        for job in (jobs[3], jobs[0], jobs[1], jobs[2], jobs[4]):
+            store.record(job)
         if not isinstance(store, MemoryUsage):  # which expects records in order of their ends
             assert await store.recent(None, 10) == jobs[::-1]
         assert await store.recent("bob", 10) == [jobs[4], jobs[1]]
@@ -156,8 +156,8 @@ async def test_recent_jobs_are_sorted_by_end(usage: Open) -> None:
 async def test_sweep_deletes_records_but_keeps_totals(usage: Open) -> None:
     jobs = [record(day=day) for day in range(4)]
     async with usage() as store:
-        for each in jobs:
-            store.record(each)
+        for job in jobs:
+            store.record(job)
         total = await store.totals("user")
         assert await store.sweep(jobs[2].ended, dry=True) == 2
         assert len(await store.recent("ada", 10)) == 4
@@ -173,19 +173,19 @@ async def test_concurrent_processes_count_each_job_once(
     url = postgres.database()
     jobs = [record(user=f"user {number % 7}") for number in range(1500)]
     async with (
-        opened(JournaledUsage([url], tmp_path / "here", 3600)) as here,
-        opened(JournaledUsage([url], tmp_path / "there", 3600)) as there,
+        opened(JournaledUsage([url], tmp_path / "here", 3600)) as local,
+        opened(JournaledUsage([url], tmp_path / "there", 3600)) as remote,
     ):
         # Some jobs are noted by both leaders.
-        for each in jobs[:1000]:
-            here.record(each)
-        for each in jobs[500:]:
-            there.record(each)
-        both = await asyncio.gather(here.totals("user"), there.totals("user"))
-        for total in (both[1], await here.totals("user")):
-            assert sum(each.jobs for each in total) in (1000, 1500)
-        assert sum(each.jobs for each in await here.totals("user")) == 1500
-        assert sum(each.execution_s for each in await there.totals("day")) == 1500 * 1.5
+        for job in jobs[:1000]:
+            local.record(job)
+        for job in jobs[500:]:
+            remote.record(job)
+        both = await asyncio.gather(local.totals("user"), remote.totals("user"))
+        for total in (both[1], await local.totals("user")):
+            assert sum(total_row.jobs for total_row in total) in (1000, 1500)
+        assert sum(total_row.jobs for total_row in await local.totals("user")) == 1500
+        assert sum(total_row.execution_s for total_row in await remote.totals("day")) == 1500 * 1.5
 
 
 @on_loop
@@ -331,11 +331,11 @@ async def test_history_is_equal_in_each_form(usage: Open) -> None:
         )
     ]
     async with usage() as store:
-        for each in jobs:
-            store.record(each)
-        found = await store.history(MIDNIGHT, step_s)
-        assert found == intervals_of(jobs, MIDNIGHT, step_s)
-        first, second = found
+        for job in jobs:
+            store.record(job)
+        intervals = await store.history(MIDNIGHT, step_s)
+        assert intervals == intervals_of(jobs, MIDNIGHT, step_s)
+        first, second = intervals
         assert (first.start, first.jobs, first.errors) == (MIDNIGHT, 3, 1)
         assert (second.start, second.jobs, second.errors) == (MIDNIGHT + 900, 1, 1)
         assert sum(first.waits.values()) == 2
@@ -344,9 +344,9 @@ async def test_history_is_equal_in_each_form(usage: Open) -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.012, 0.5, 3.0, 59.0, 5000.0, 1e9])
 def test_percentile_is_accurate_to_its_class(seconds: float) -> None:
-    found = percentile({class_of(seconds): 5}, 0.5)
-    assert found is not None
-    assert 0.8 * min(seconds, BOUNDS_S[-1]) <= found <= max(1.2 * seconds, BOUNDS_S[0])
+    value = percentile({class_of(seconds): 5}, 0.5)
+    assert value is not None
+    assert 0.8 * min(seconds, BOUNDS_S[-1]) <= value <= max(1.2 * seconds, BOUNDS_S[0])
 
 
 def test_percentile_follows_distribution_of_jobs() -> None:
