@@ -148,8 +148,7 @@ def test_deploy_reports_downtime_for_lack_of_memory(
     table.down_s = down_s
     output = ndif("deploy", "org/down", *arguments).stdout
     verb = "is" if arguments else "was"
-    assert f"There {verb} no memory for old and new replicas of org/down"
-        in output
+    assert f"There {verb} no memory for old and new replicas of org/down" in output
     assert sentence in output
 
 

@@ -83,8 +83,7 @@ def test_variables_of_ndif_reference_are_valid(monkeypatch: pytest.MonkeyPatch) 
     # This server has no counterpart of these variables.
     for name in ("RAY_DASHBOARD_PORT", "RAY_SERVE_PORT", "CONTROLLER_IMPORT_PATH"):
         assert sum(f"NDIF_{name} is not read: " in warning for warning in sentences) == 1
-    assert sum("are not set: the server uses MinIO's default keys" in s for s in sentences)
-        == 1
+    assert sum("are not set: the server uses MinIO's default keys" in s for s in sentences) == 1
     assert len(sentences) == 4
 
 
@@ -121,9 +120,7 @@ def test_variable_with_ndif_name_is_read_and_local_name_is_reported(
     assert (
         getattr(Settings(), field) == by_its_name_here != getattr(Settings.model_construct(), field)
     )
-    assert f"The variable {name} is read as {variable}, its name here." in unread(
-        os.environ
-    )
+    assert f"The variable {name} is read as {variable}, its name here." in unread(os.environ)
 
 
 def test_local_variable_name_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
