@@ -41,6 +41,7 @@ from ndif.config.variable_types import (
     TimeOfDay,
     VersionText,
     Webhooks,
+    origin_of_page,
     split,
     split_secrets,
 )
@@ -50,7 +51,6 @@ GiB = 1024**3
 
 _TRUSTED_RESULT = 8 * GiB
 """Default maximum size of a trusted user's result, in bytes."""
-_PORTS = {"http": 80, "https": 443}
 
 OLDEST_REDIS = "6.2"
 """Oldest version of Redis with XAUTOCLAIM, which a new leader needs to take over claimed requests."""
@@ -432,12 +432,13 @@ class GatewaySettings(Group):
 
     @property
     def cors_origin_names(self) -> tuple[str, ...]:
-        """Origins in `cors_origins` as browsers send them: lower case, no default port."""
-        origins = map(urlsplit, split(self.cors_origins.lower()))
-        return tuple(
-            f"{each.scheme}://{each.netloc.removesuffix(f':{_PORTS[each.scheme]}')}"
-            for each in origins
-        )
+        """Origins in `cors_origins` as browsers send them: the host's normal form, no default port."""
+        return tuple(map(origin_of_page, split(self.cors_origins)))
+
+    @property
+    def is_behind_tls(self) -> bool:
+        """True if clients reach the server over TLS, by its public URL."""
+        return urlsplit(self.public_url).scheme == "https"
 
     @property
     def proxies(self) -> str:
