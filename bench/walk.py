@@ -2,7 +2,8 @@
 
 A server of one process, whose model does nothing, serves requests of nnsight 0.8 until it is warm. A
 profiler then sees every call of some requests, one by one. The files of ndif with at least one call in each
-of them are printed in the order of their first. Telemetry, schema and settings are listed apart.
+of them are printed in the order of their first. Telemetry, schema, settings and host names are listed
+apart.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ndif.server.embedded import Operator, Server
 _HOST = "127.0.0.1"
 _WARM, _SEEN = 20, 5
 _SOURCE = str(Path(ndif.__file__).parent) + "/"
-_APART = ("telemetry/", "schema/", "config/")
+_APART = ("telemetry/", "schema/", "config/", "hostname.py")
 
 
 class Walk:

@@ -286,7 +286,7 @@ def parts_of_cookie(answer: httpx.Response) -> tuple[bool, set[str]]:
     """Return whether the cookie's name has the prefix `__Host-`, and its attributes without a value."""
     (cookie,) = answer.headers.get_list("Set-Cookie")
     name, *attributes = (part.strip() for part in cookie.split(";"))
-    values = {each.lower() for each in attributes if not each.lower().startswith("max-age")}
+    values = {text.lower() for text in attributes if not text.lower().startswith("max-age")}
     return name.startswith("__Host-"), values
 
 
@@ -339,7 +339,7 @@ def test_cookie_is_secure_exactly_behind_tls(
         left = http.post("/logout", headers={**headers, **cookie, **csrf})
         removed = left.headers.get_list("Set-Cookie")
         name = cookie["Cookie"].partition("=")[0]
-        assert any(each.startswith(f'{name}=""; ') and "Max-Age=0" in each for each in removed)
+        assert any(text.startswith(f'{name}=""; ') and "Max-Age=0" in text for text in removed)
 
 
 def test_plain_cookie_is_ignored_over_tls(runtimes: Path, tmp_path: Path) -> None:

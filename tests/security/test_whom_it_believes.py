@@ -202,9 +202,9 @@ def test_result_address_without_requested_host_is_that_of_connection(
 ) -> None:
     job = served.accepted(without_host(served, "127.0.0.1", host))
     assert job.base_url == served.url
-    if (here := own_address()) is not None:
-        job = served.accepted(without_host(served, here, host))
-        assert job.base_url == f"http://{here}:{served.port}"
+    if (address := own_address()) is not None:
+        job = served.accepted(without_host(served, address, host))
+        assert job.base_url == f"http://{address}:{served.port}"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])

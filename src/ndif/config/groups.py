@@ -406,8 +406,8 @@ class GatewaySettings(Group):
     Addresses of results begin with it."""
     allowed_hosts: HostNames = ""
     """Further host names of the server, separated by commas; *.example.org allows every name below it, *
-    any. Loopback, the host of NDIF_PUBLIC_URL, this machine's names and all addresses are always
-    allowed."""
+    any. localhost, the host of NDIF_PUBLIC_URL, this machine's names and all addresses but 0.0.0.0 and ::
+    are always allowed."""
     cors_origins: Origins = ""
     """Origins of web pages that may use the routes of users, separated by commas, such as
     https://notebook.example.org. Such a page can run code on the server with the rights of its visitor."""

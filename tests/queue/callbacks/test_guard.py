@@ -263,8 +263,8 @@ def test_host_of_url_has_one_form() -> None:
         *("Example.org", "example.org.", "EXAMPLE.ORG.:443", "8.8.8.8", "8.8.8.8.", "[2A00:0::1]"),
         *("[::ffff:8.8.8.8]", "[2a00::0.0.0.1]"),
     ]
-    found = [read_address(f"https://{host}/").host for host in hosts]
-    assert found == [*["example.org"] * 3, *["8.8.8.8"] * 2, "2a00::1", "8.8.8.8", "2a00::1"]
+    normal = [read_address(f"https://{host}/").host for host in hosts]
+    assert normal == [*["example.org"] * 3, *["8.8.8.8"] * 2, "2a00::1", "8.8.8.8", "2a00::1"]
 
 
 def test_query_of_url_is_kept() -> None:
