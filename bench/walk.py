@@ -2,8 +2,8 @@
 
 A server of one process, whose model does nothing, serves requests of nnsight 0.8 until it is warm. A
 profiler then records all calls of some requests, one request at a time. The program prints the files of
-ndif with at least one call in every request, in the order of their first call. Telemetry, schema and
-settings are listed separately.
+ndif with at least one call in every request, in the order of their first call. Telemetry, schema,
+settings and host names are listed separately.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ndif.server.embedded import Operator, Server
 _HOST = "127.0.0.1"
 _WARM, _SEEN = 20, 5
 _SOURCE = str(Path(ndif.__file__).parent) + "/"
-_APART = ("telemetry/", "schema/", "config/")
+_APART = ("telemetry/", "schema/", "config/", "hostname.py")
 
 
 class Walk:

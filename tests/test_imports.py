@@ -69,7 +69,7 @@ ROOMS = (
 """Rooms from top to bottom: a file imports only its own room and rooms below."""
 PLANNED: set[str] = set()
 """Rooms with a floor, but without files yet."""
-GROUND = {"__init__", "distribution", "errors", "net", "sizes", "tasks"}
+GROUND = {"__init__", "distribution", "errors", "hostname", "net", "sizes", "tasks"}
 """Modules that every room may import; they import no room."""
 CLIENTS = {"probe/trace.py"}
 """Programs that run in a client's interpreter; no module of ndif imports them."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
-import ipaddress
 import logging
 import signal
 import socket
@@ -16,6 +14,7 @@ from urllib.parse import quote, urlsplit
 import uvicorn
 
 from ndif.errors import NdifError
+from ndif.hostname import is_loopback, is_wildcard
 from ndif.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -124,15 +123,6 @@ def is_serving(host: str, port: int) -> bool:
     return response.status_code == httpx.codes.OK
 
 
-@functools.lru_cache(maxsize=256)
-def is_loopback(host: str) -> bool:
-    """Return True for a loopback address, and for `localhost` and its subdomains."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
 def reachable_as(host: str, public_url: str) -> str | None:
     """Return the name by which other machines reach a server on `host`; None if they cannot."""
     return public_url or (None if is_loopback(host) else host)
@@ -146,20 +136,15 @@ def with_password(url: str, password: str | None) -> str:
     return parts._replace(netloc=f":{quote(password, safe='')}@{parts.netloc}").geturl()
 
 
-def is_everywhere(host: str) -> bool:
-    """Return True if `host` is a wildcard address, which stands for every address of its machine."""
-    return host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-
-
 def local_url(host: str, port: int) -> str:
     """Return the URL by which this machine reaches its own server that listens on `host`."""
-    if is_everywhere(host):
+    if is_wildcard(host):
         host = "::1" if ":" in host else "127.0.0.1"
     return f"http://{for_url(host)}:{port}"
 
 
 def for_url(host: str) -> str:
     """Return `host` for a URL: IPv6 in brackets, this machine's name for a wildcard address."""
-    if is_everywhere(host):
+    if is_wildcard(host):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

@@ -20,7 +20,7 @@ from ndif.gateway import login
 from ndif.server.embedded import Operator
 from tests.cli.test_start import Place, a_place
 from tests.conftest import NAME
-from tests.dashboard.browser import PHONE, check_access, chromium, visiting
+from tests.dashboard.browser import ELSEWHERE, PHONE, check_access, chromium, visiting
 from tests.security.serving import Gateway, gateway
 from tests.services.packages import need
 from tests.serving import serving
@@ -80,6 +80,24 @@ def test_operator_logs_in_and_out(browser: Browser, server: Gateway) -> None:
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_role("button", name="Log in")).to_be_visible()
         assert page.request.get(f"{server.url}/admin/status").status == 401
+
+
+PLAIN = "This page was loaded over plain HTTP"
+
+
+def test_page_over_plain_http_from_another_machine_shows_warning(
+    browser: Browser, runtimes: Path, tmp_path: Path
+) -> None:
+    settings = {"admin_password_hash": HASH, "allowed_hosts": ELSEWHERE}
+    with gateway(tmp_path, runtimes, whose=Operator(TOKEN), **settings) as server:
+        # The browser logs the 401 for the missing API key.
+        with visiting(browser, f"http://{ELSEWHERE}:{server.port}/#/operate", clean=False) as page:
+            expect(page.get_by_label("Password, or the server's token")).to_be_visible()
+            expect(page.get_by_text(PLAIN)).to_be_visible()
+            check_access(page)
+        with visiting(browser, f"{server.url}/#/operate", clean=False) as page:
+            expect(page.get_by_label("Password, or the server's token")).to_be_visible()
+            expect(page.get_by_text(PLAIN)).to_have_count(0)
 
 
 def test_password_guessing_locks_out_address_with_message(

@@ -278,7 +278,78 @@ def test_cookie_behind_tls_is_secure(runtimes: Path, tmp_path: Path) -> None:
         cookie = entered.headers["Set-Cookie"]
         assert cookie.startswith("__Host-")
         assert "secure" in cookie.lower()
-        assert "secure" not in enter(http).headers["Set-Cookie"].lower()
+        plain = enter(http, Origin=server.url).headers["Set-Cookie"]
+        assert "secure" not in plain.lower()
+
+
+def parts_of_cookie(answer: httpx.Response) -> tuple[bool, set[str]]:
+    """Return whether the cookie's name has the prefix `__Host-`, and its attributes without a value."""
+    (cookie,) = answer.headers.get_list("Set-Cookie")
+    name, *attributes = (part.strip() for part in cookie.split(";"))
+    values = {text.lower() for text in attributes if not text.lower().startswith("max-age")}
+    return name.startswith("__Host-"), values
+
+
+STRICT = {"httponly", "path=/", "samesite=strict"}
+FORWARDED = {"X-Forwarded-Proto": "https"}
+PUBLIC = "https://ndif.example.org"
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers", "is_secure"),
+    [
+        # A trusted proxy forwards the scheme.
+        ({"forwarded_allow_ips": "127.0.0.1"}, FORWARDED, True),
+        ({"forwarded_allow_ips": "127.0.0.0/8"}, FORWARDED, True),
+        ({"forwarded_allow_ips": "*"}, FORWARDED, True),
+        ({"allowed_hosts": "ndif.example.org"}, {**FORWARDED, "Host": "ndif.example.org"}, True),
+        ({"forwarded_allow_ips": "127.0.0.1"}, {"X-Forwarded-Proto": "http"}, False),
+        ({"forwarded_allow_ips": "127.0.0.1"}, {}, False),
+        # Nobody else does.
+        ({}, FORWARDED, False),
+        ({"forwarded_allow_ips": "192.0.2.7"}, FORWARDED, False),
+        ({"forwarded_allow_ips": "127.0.0.1"}, {"Forwarded": "proto=https"}, False),
+        # The public URL is https, and the proxy forwards no scheme.
+        ({"public_url": PUBLIC}, {"Origin": PUBLIC}, True),
+        ({"public_url": PUBLIC}, {"Host": "ndif.example.org", "Origin": PUBLIC}, True),
+        ({"public_url": PUBLIC}, {}, True),
+        ({"public_url": PUBLIC.upper()}, {}, True),
+        ({"public_url": PUBLIC, "forwarded_allow_ips": "192.0.2.7"}, FORWARDED, True),
+        ({"public_url": "http://ndif.example.org"}, {}, False),
+    ],
+)
+def test_cookie_is_secure_exactly_behind_tls(
+    runtimes: Path,
+    tmp_path: Path,
+    settings: dict[str, str],
+    headers: dict[str, str],
+    is_secure: bool,
+) -> None:
+    with a_gateway(tmp_path, runtimes, **settings) as server, a_browser(server) as http:
+        entered = enter(http, **headers)
+        assert entered.status_code == 200
+        expected = STRICT | {"secure"} if is_secure else STRICT
+        assert parts_of_cookie(entered) == (is_secure, expected)
+        # The cookie opens the session that it was set for.
+        cookie = {"Cookie": entered.headers["Set-Cookie"].partition(";")[0]}
+        headers = {name: value for name, value in headers.items() if name != "Origin"}
+        http.cookies.clear()
+        assert http.get("/admin/status", headers={**headers, **cookie}).status_code == 200
+        csrf = {"X-CSRF-Token": entered.json()["csrf"], **OWN_PAGE}
+        left = http.post("/logout", headers={**headers, **cookie, **csrf})
+        removed = left.headers.get_list("Set-Cookie")
+        name = cookie["Cookie"].partition("=")[0]
+        assert any(text.startswith(f'{name}=""; ') and "Max-Age=0" in text for text in removed)
+
+
+def test_plain_cookie_is_ignored_over_tls(runtimes: Path, tmp_path: Path) -> None:
+    """Another host of the domain, or the network, can set a cookie without the prefix."""
+    proxied = {"forwarded_allow_ips": "127.0.0.1"}
+    with a_gateway(tmp_path, runtimes, **proxied) as server, a_browser(server) as http:
+        plain = enter(http).headers["Set-Cookie"].partition(";")[0]
+        assert http.get("/admin/status", headers={"Cookie": plain}).status_code == 200
+        over_tls = http.get("/admin/status", headers={"Cookie": plain, **FORWARDED})
+        assert over_tls.status_code == 401
 
 
 # The lock-out

@@ -19,21 +19,26 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
+from ndif.schema.callback import callback_for
 from ndif.schema.response import Response
 from ndif.schema.status import Status
 from ndif.server.embedded import Operator
 from ndif.stores.broker import MemoryBroker
+from ndif.stores.objects.port import result_key
 from ndif.stores.responder import Responder
 from ndif.tasks import end
 from tests.fuzzing import examples
 from tests.on_loop import on_loop
 from tests.security.serving import (
+    OLD,
+    PAYLOAD,
     SOMEBODY,
     Gateway,
     gateway,
     get,
     needs_root,
     own_address,
+    post,
     user,
 )
 from tests.waiting import PATIENCE_S
@@ -76,6 +81,21 @@ def keyed(runtimes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 # Addresses of results
 
 
+def without_host(
+    served: Gateway, address: str, host: str | None, target: str = "/request"
+) -> httpx.Response:
+    """Send a job as nnsight 0.7 does over a bare connection: HTTP/1.0, and Host only if it is given."""
+    headers = {"nnsight-version": "0.7.0", "nnsight-model-key": OLD}
+    headers |= {"Content-Length": str(len(PAYLOAD)), **({} if host is None else {"Host": host})}
+    lines = [f"POST {target} HTTP/1.0", *(f"{name}: {value}" for name, value in headers.items())]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    with socket.create_connection((address, served.port), timeout=PATIENCE_S) as connection:
+        connection.sendall(head + PAYLOAD)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return httpx.Response(int(head.split()[1]), content=body)
+
+
 def base_url(served: Gateway, url: str = "", **headers: str) -> str:
     """Return the base of a job's result addresses."""
     return served.accepted(served.submit(url, **headers)).base_url
@@ -108,6 +128,109 @@ def test_foreign_host_header_is_rejected(served: Gateway, host: str, over: str) 
 
 def test_health_check_accepts_any_host(served: Gateway) -> None:
     assert get(f"{served.url}/ping", headers={"Host": "203.0.113.9"}).status_code == 200
+
+
+FOREIGN = [
+    "evil.example:80",
+    "evil.localhost",
+    "203.0.113.9",
+    "0.0.0.0",
+    "[::]",
+    "localhost.evil.example",
+]
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+@pytest.mark.parametrize("wire", ["0.7", "0.8"])
+def test_no_job_is_accepted_under_foreign_host(served: Gateway, host: str, wire: str) -> None:
+    before = len(served.server.stores.broker.unfinished)
+    submit = served.submit_old if wire == "0.7" else served.submit
+    for scheme in ("http", "https"):
+        refused = submit(
+            Host=host, **{"X-Forwarded-Proto": scheme, "X-Forwarded-Host": "localhost"}
+        )
+        assert refused.status_code == 403
+    assert len(served.server.stores.broker.unfinished) == before
+
+
+@pytest.mark.parametrize(
+    "path", ["/request", "//request", "///request", "/%72equest", "/request?x"]
+)
+def test_no_spelling_of_path_evades_host_check(served: Gateway, path: str) -> None:
+    for host in ("evil.example", "203.0.113.9"):
+        assert post(served.url + path, headers={"Host": host}).status_code == 403
+
+
+def bare_channel(served: Gateway, path: str, host: str) -> websocket.WebSocket:
+    """Open a live channel as a program does, without an Origin."""
+    address = f"ws://127.0.0.1:{served.port}{path}"
+    return websocket.create_connection(address, host=host, suppress_origin=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.localhost", "0.0.0.0"])
+@pytest.mark.parametrize("path", ["/subscribe", "/ws/socket.io/?EIO=4&transport=websocket"])
+def test_foreign_host_opens_no_live_channel(served: Gateway, path: str, host: str) -> None:
+    bare_channel(served, path, "localhost").close()
+    with pytest.raises(websocket.WebSocketBadStatusException, match=r"not answer to|stands for"):
+        bare_channel(served, path, host)
+
+
+def test_host_of_live_channel_does_not_name_results(served: Gateway) -> None:
+    with contextlib.closing(bare_channel(served, "/subscribe", "203.0.113.9")) as opened:
+        session = json.loads(opened.recv())["session_id"]
+        job = served.accepted(served.submit(session=session))
+    assert job.base_url == served.url
+
+
+def test_addresses_of_result_begin_with_checked_host(served: Gateway) -> None:
+    """The polled response, the result in it, and the webhook of the job's end."""
+    objects = served.server.stores.objects
+    for submit in (served.submit, served.submit_old):
+        request = served.accepted(submit(Host="LOCALHOST.:9000"))
+        assert request.base_url == "http://localhost:9000"
+        assert objects.url(result_key(request.id), request.base_url).startswith(
+            "http://localhost:9000/results/"
+        )
+        end = Response(request.id, Status.COMPLETED)
+        content = callback_for(replace(request, callback="https://example.org/"), end, 0.0).content
+        assert content.url == f"http://localhost:9000/response/{request.id}"
+
+
+@pytest.mark.parametrize("host", [None, ""])
+def test_result_address_without_requested_host_is_that_of_connection(
+    served: Gateway, host: str | None
+) -> None:
+    job = served.accepted(without_host(served, "127.0.0.1", host))
+    assert job.base_url == served.url
+    if (address := own_address()) is not None:
+        job = served.accepted(without_host(served, address, host))
+        assert job.base_url == f"http://{address}:{served.port}"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_result_address_of_ipv6_server_is_url(runtimes: Path, tmp_path: Path, address: str) -> None:
+    with gateway(tmp_path, runtimes, host="::", whose=Operator()) as server:
+        job = server.accepted(without_host(server, address, None))
+    shown = "[::1]" if address == "::1" else address
+    assert job.base_url == f"http://{shown}:{server.port}"
+
+
+@pytest.mark.parametrize(
+    "target", ["http://evil.example/request", "http://evil.example:80/request"]
+)
+def test_absolute_request_target_does_not_name_results(served: Gateway, target: str) -> None:
+    job = served.accepted(without_host(served, "127.0.0.1", f"localhost:{served.port}", target))
+    assert job.base_url == f"http://localhost:{served.port}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "ndif.example.org", "localhost:9", ""])
+def test_public_url_names_results_whatever_host_is_requested(
+    runtimes: Path, tmp_path: Path, host: str
+) -> None:
+    public = "https://ndif.example.org/base"
+    with gateway(tmp_path, runtimes, whose=Operator(), public_url=public) as server:
+        assert base_url(server, Host=host) == public
+        assert server.submit(Host="evil.example").status_code == 403
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-Host", "Forwarded", "X-Host", "X-Original-Host"])

@@ -41,6 +41,7 @@ from ndif.config.variable_types import (
     TimeOfDay,
     VersionText,
     Webhooks,
+    origin_of_page,
     split,
     split_secrets,
 )
@@ -50,7 +51,6 @@ GiB = 1024**3
 
 _TRUSTED_RESULT = 8 * GiB
 """Default maximum size of a trusted user's result, in bytes."""
-_PORTS = {"http": 80, "https": 443}
 
 OLDEST_REDIS = "6.2"
 """Oldest version of Redis with XAUTOCLAIM, which a new leader needs to take over claimed requests."""
@@ -406,8 +406,8 @@ class GatewaySettings(Group):
     Addresses of results begin with it."""
     allowed_hosts: HostNames = ""
     """Further host names of the server, separated by commas; *.example.org allows every name below it, *
-    any. Loopback, the host of NDIF_PUBLIC_URL, this machine's names and all addresses are always
-    allowed."""
+    any. localhost, the host of NDIF_PUBLIC_URL, this machine's names and all addresses but 0.0.0.0 and ::
+    are always allowed."""
     cors_origins: Origins = ""
     """Origins of web pages that may use the routes of users, separated by commas, such as
     https://notebook.example.org. Such a page can run code on the server with the rights of its visitor."""
@@ -432,12 +432,13 @@ class GatewaySettings(Group):
 
     @property
     def cors_origin_names(self) -> tuple[str, ...]:
-        """Origins in `cors_origins` as browsers send them: lower case, no default port."""
-        origins = map(urlsplit, split(self.cors_origins.lower()))
-        return tuple(
-            f"{origin.scheme}://{origin.netloc.removesuffix(f':{_PORTS[origin.scheme]}')}"
-            for origin in origins
-        )
+        """Origins in `cors_origins` as browsers send them: the host's normal form, no default port."""
+        return tuple(map(origin_of_page, split(self.cors_origins)))
+
+    @property
+    def is_behind_tls(self) -> bool:
+        """True if clients reach the server over TLS, by its public URL."""
+        return urlsplit(self.public_url).scheme == "https"
 
     @property
     def proxies(self) -> str:

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from pydantic.fields import FieldInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
+from ndif.hostname import is_loopback
+
 FIELDS = {
     "NDIF_HOME": "session_root",
     "NDIF_REDIS_URL": "broker_url",
@@ -98,7 +100,7 @@ def _is_minio(given: Mapping[str, str]) -> bool:
     names = ("NDIF_OBJECT_STORE_URL", *(f"NDIF_{field.upper()}" for field in _KEYS))
     url, *keys = (given.get(name, "") for name in names)
     try:
-        is_here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+        is_here = is_loopback(urlsplit(url).hostname or "")
     except ValueError:
         return False  # the field's validator reports the invalid URL
     # A folder of secrets may contain the keys.

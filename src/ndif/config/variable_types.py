@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, FilePath, SecretStr
 
 from ndif.config.mail_template import split_template
 from ndif.config.units import Unit, parse_gpus, parse_limit, read_duration, read_size
+from ndif.hostname import HostName, host_name
 
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 _MAIL = re.compile(r"[^\s@<>,]+@[\w-]+(\.[\w-]+)*", re.ASCII)
@@ -22,7 +23,7 @@ _PASSWORD_HASH = re.compile(
     r"\$argon2id\$v=\d+\$m=\d+,t=\d+,p=\d+\$[\w+/]+\$[\w+/]+|\$2[aby]\$\d\d\$[./0-9A-Za-z]{53}",
     re.ASCII,
 )
-_ORIGIN_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
+_WEB_PORTS = {"http": 80, "https": 443}
 _SECRET_LENGTH = 16
 
 
@@ -94,7 +95,9 @@ def _read_version(text: str) -> str:
 
 def _check_host_names(text: str) -> None:
     for name in split(text):
-        if name != "*" and not _HOST.fullmatch(name):
+        host = host_name(name.removeprefix("*."))
+        is_domain = host is not None and host.address is None
+        if name != "*" and (host is None or (name.startswith("*.") and not is_domain)):
             raise ValueError(f"{name!r} is not a host's name, like ndif.example.org")
 
 
@@ -146,13 +149,23 @@ def _is_store(port: int) -> AfterValidator:
 def _check_origins(text: str) -> None:
     for origin in split(text):
         parts = _split_address(origin, "http", "https")
-        is_host = parts is not None and _ORIGIN_HOST.fullmatch(parts.hostname or "") is not None
+        name = "" if parts is None else parts.hostname or ""
+        host = host_name(name)
+        is_host = host is not None and not host.zone and not name.endswith(".")
         # Only a scheme, a host and optionally a port.
         is_bare = parts is not None and origin.partition("://")[2].lower() == parts.netloc.lower()
         if "@" in origin or not is_host or not is_bare:
             raise ValueError(
                 f"{origin!r} is not the origin of a web page, like https://notebook.example.org"
             )
+
+
+def origin_of_page(text: str) -> str:
+    """Return an origin as browsers send it: with the host's normal form, and without a default port."""
+    parts = urlsplit(text)
+    host = HostName.parse(parts.hostname or "").in_url
+    has_port = parts.port not in (None, _WEB_PORTS[parts.scheme])
+    return f"{parts.scheme}://{host}:{parts.port}" if has_port else f"{parts.scheme}://{host}"
 
 
 def _read_server_address(text: str) -> str:

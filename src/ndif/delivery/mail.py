@@ -14,7 +14,7 @@ import httpx
 
 from ndif.config.settings import Settings
 from ndif.delivery.loop import DeliveryError
-from ndif.net import is_loopback
+from ndif.hostname import is_loopback
 from ndif.tasks import in_own_task, within
 
 _PERMANENT = 500

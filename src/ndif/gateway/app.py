@@ -171,7 +171,10 @@ def _operators_routes(
     if token:
         password = settings.admin_password_hash.get_secret_value()
         secrets = options.session_secrets or (token,)
-        operators = Operators(token, Sessions(secrets, password, settings.admin_session_s))
+        sessions = Sessions(
+            secrets, password, settings.admin_session_s, is_behind_tls=settings.is_behind_tls
+        )
+        operators = Operators(token, sessions)
         pages.admit(operators.is_logged_in, None if admin is None else admin.getsockname()[1])
         routes += LoginRoutes(operators, password, rates, leader.record).routes()
         routes += AdminRoutes(leader.perform, operators, settings, registry, leader.record).routes()

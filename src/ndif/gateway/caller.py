@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from ndif.gateway.peer import PEER, Peer, unmapped
-from ndif.net import is_loopback
+from ndif.hostname import is_loopback
 from ndif.stores.accounts import Caller
 
 _FORWARDED = ("forwarded", "via", "x-real-ip")

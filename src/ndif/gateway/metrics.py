@@ -21,7 +21,7 @@ from ndif.control.operations import GetStatus, Perform
 from ndif.gateway.caller import caller_of
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.openapi import Answer, ApiRoute, Description
-from ndif.net import is_loopback
+from ndif.hostname import is_loopback
 from ndif.schema.deployment import OperationError
 from ndif.schema.server_state import ServerState
 from ndif.stores.disk import disk_usage

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 from ndif.cluster.models import Model, is_repo_id
 from ndif.control.leader import Catalogue
 from ndif.gateway.answers import READY
+from ndif.gateway.authority import base_url
 from ndif.gateway.http_error import HttpError
 from ndif.gateway.model_answers import DescribedModel, DescribedModule
 from ndif.gateway.module_paths import ROOT, Place
@@ -102,7 +103,7 @@ class ModelRoutes:
         if not is_known:
             raise HttpError(404, _unknown(repo_id, revision))
         installed = await self._generations()
-        url = self.public_url or str(http.base_url).rstrip("/")
+        url = base_url(http, self.public_url)
         chosen = http.query_params.get("generation") or None
         return self._describe(model, entry, details, installed, url, chosen)
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import re
 import socket
 from functools import cache
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ndif.config.groups import GatewaySettings
+from ndif.gateway.authority import Authority, Origin
 from ndif.gateway.http_error import HttpError, refuse
-from ndif.gateway.peer import unmapped
-from ndif.net import is_loopback, reachable_as
+from ndif.hostname import HostName, host_name, is_wildcard
+from ndif.net import reachable_as
 from ndif.telemetry.request_id import HEADER
 
 _PUBLIC_PATHS = frozenset({"/ping", "/status", "/env"})
@@ -36,8 +34,6 @@ _EXPOSED_HEADERS = (HEADER, "Retry-After")
 """Response headers that a page may read, in addition to the CORS-safelisted ones."""
 _SUBMIT = "/request"
 """Path whose Host header becomes the base URL of the job's results."""
-_HOST = re.compile(r"(\[[0-9a-f:.]+(%[\w.-]+)?\]|[\w.-]+)(:\d{1,5})?", re.ASCII | re.IGNORECASE)
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_QUOTED = 200
 """Characters of a client's header that an answer repeats."""
 
@@ -52,6 +48,9 @@ class SameOrigin:
     a loopback name, the listening host, the machine's name, the host of the public URL, or one of
     NDIF_ALLOWED_HOSTS. IP addresses pass, because rebinding needs a name. At `/request` an address must be
     the one that the connection reached, because the URLs of results begin with it.
+
+    `0.0.0.0` is no host, although it leads to loopback. A name below `localhost` is not this server's:
+    another program may serve pages there, and not every resolver keeps such names on the machine.
 
     Origins in NDIF_CORS_ORIGINS pass, except at the operator's routes. Starlette's `CORSMiddleware` answers
     preflights and sets CORS headers. Only the operator's routes read cookies (`gateway/operator.py`).
@@ -73,11 +72,14 @@ class SameOrigin:
         )
         self._public_origin = _origin(settings.public_url)
         self._is_public = reachable_as(host, settings.public_url) is not None
-        allowed = [*settings.allowed_host_names, host]
+        allowed = settings.allowed_host_names
+        named = [host_name(name) for name in allowed if "*" not in name]
+        named.append(None if is_wildcard(host) else host_name(host))
         if self._public_origin is not None:
-            allowed.append(self._public_origin[1])
-        self._names = {name.lower().rstrip(".") for name in allowed if "*" not in name}
-        self._suffixes = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
+            named.append(self._public_origin.authority.host)
+        self._names = {name for name in named if name is not None}
+        domains = [host_name(name[2:]) for name in allowed if name.startswith("*.")]
+        self._suffixes = tuple(f".{domain.text}" for domain in domains if domain is not None)
         self._any = "*" in allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,8 +104,8 @@ class SameOrigin:
         """Return the refusal of the request; None if it may pass."""
         hosts, origin = headers.getlist("host"), headers.get("origin")
         host = hosts[0] if hosts else ""
-        name = _name_of(host)
-        if len(hosts) > 1 or name is None:
+        requested = _authority(host)
+        if len(hosts) > 1 or (host and requested is None):
             return HttpError(
                 HTTPStatus.BAD_REQUEST,
                 f"The request's Host, {', '.join(hosts)[:_MAX_QUOTED]!r}, is not one valid host.",
@@ -113,22 +115,28 @@ class SameOrigin:
                 HTTPStatus.BAD_REQUEST,
                 f"The request's Origin, {origin[:_MAX_QUOTED]!r}, is not a valid origin of a web page.",
             )
-        if name and not await self._is_ours(name):
-            if not _is_address(name):
+        if requested is not None and not await self._is_ours(requested.host, scope):
+            if requested.host.is_wildcard:
+                return HttpError(
+                    HTTPStatus.FORBIDDEN,
+                    f"{host[:_MAX_QUOTED]!r} stands for every address of a machine. Use 127.0.0.1 on the "
+                    "server's machine, and its name or address on another.",
+                )
+            if requested.host.address is None or requested.host.is_ambiguous:
                 return HttpError(
                     HTTPStatus.FORBIDDEN,
                     f"This server does not answer to the name {host[:_MAX_QUOTED]!r}. If that is how its "
                     "users reach it, its operator names it in NDIF_PUBLIC_URL (behind a proxy with TLS) or "
                     "in NDIF_ALLOWED_HOSTS.",
                 )
-            if scope["path"] == _SUBMIT and not _is_reached(name, scope):
+            if scope["path"] == _SUBMIT:
                 return HttpError(
                     HTTPStatus.FORBIDDEN,
                     f"This server does not know {host[:_MAX_QUOTED]!r} as its own address, but the URLs "
                     "of results would begin with it. If that is how its users reach it, its operator names "
                     "it in NDIF_PUBLIC_URL or in NDIF_ALLOWED_HOSTS.",
                 )
-        if origin is None or any_origin or self._is_same(origin, host):
+        if origin is None or any_origin or self._is_same(origin, requested):
             return None
         if origin in self._allowed_origins and not scope["path"].startswith(_OPERATOR_PATHS):
             return None
@@ -139,62 +147,50 @@ class SameOrigin:
             "names it in NDIF_PUBLIC_URL; if it is a site that may use this server, in NDIF_CORS_ORIGINS.",
         )
 
-    async def _is_ours(self, name: str) -> bool:
-        if self._any or name in self._names or name.endswith(self._suffixes) or is_loopback(name):
+    async def _is_ours(self, host: HostName, scope: Scope) -> bool:
+        if self._any or host in self._names or host.is_loopback or _is_reached(host, scope):
             return True
+        if host.address is not None:
+            return False
         # `getfqdn` may block on DNS.
-        return not _is_address(name) and name in await asyncio.to_thread(_machine_names)
+        return host.text.endswith(self._suffixes) or host in await asyncio.to_thread(_machine_names)
 
-    def _is_same(self, origin: str, host: str) -> bool:
+    def _is_same(self, origin: str, requested: Authority | None) -> bool:
         """Return True if a page's origin equals the requested host's or the public URL's origin."""
         page = _origin(origin)
-        return page is not None and page in (_origin(f"{page[0]}://{host}"), self._public_origin)
+        if page is None:
+            return False
+        return page == self._public_origin or (requested is not None and page.is_at(requested))
 
 
-def _name_of(host: str) -> str | None:
-    """Return the name or address in a Host header ("" for an empty one); None if it is malformed."""
+def _authority(host: str) -> Authority | None:
+    """Return the host and port of a Host header; None if it is empty or malformed."""
     try:
-        parts = urlsplit(f"//{host}")
-        is_whole = not host or (_HOST.fullmatch(host) and parts.port != 0)
+        return Authority.parse(host)
     except ValueError:
         return None
-    return (parts.hostname or "").rstrip(".") if is_whole else None
 
 
-def _origin(url: str) -> tuple[str, str, int | None] | None:
-    """Return a URL's scheme, host and port; None if it has none."""
+def _origin(url: str) -> Origin | None:
+    """Return the origin of a URL; None if it has none."""
     try:
-        parts = urlsplit(url)
-        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+        return Origin.parse(url)
     except ValueError:
         return None
-    return (parts.scheme, parts.hostname, port) if parts.hostname else None
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 @cache
-def _machine_names() -> frozenset[str]:
-    name = socket.gethostname().lower()
+def _machine_names() -> frozenset[HostName]:
+    name = socket.gethostname()
     short = name.partition(".")[0]
-    return frozenset({name, short, f"{short}.local", socket.getfqdn().lower()})
+    names = map(host_name, (name, short, f"{short}.local", socket.getfqdn()))
+    return frozenset(name for name in names if name is not None)
 
 
-def _is_reached(name: str, scope: Scope) -> bool:
-    """Return True if the IP address `name` is the local address of the request's connection."""
-    server = scope.get("server")
-    if not server:
-        return False
-    local_address = unmapped(server[0]).partition("%")[0]
-    return _is_address(local_address) and ipaddress.ip_address(
-        unmapped(name.partition("%")[0])
-    ) == ipaddress.ip_address(local_address)
+def _is_reached(host: HostName, scope: Scope) -> bool:
+    """Return True if `host` is the local IP address of the request's connection."""
+    local_address, _ = scope.get("server") or ("", None)
+    return host.address is not None and host == host_name(local_address)
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:

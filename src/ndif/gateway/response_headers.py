@@ -34,7 +34,7 @@ class ResponseHeaders:
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
-        hsts = _HSTS if settings.public_url.startswith("https:") else {}
+        hsts = _HSTS if settings.is_behind_tls else {}
         self._cached = {**SAFE, **hsts}
         self._others = {**self._cached, **NOT_STORED}
 

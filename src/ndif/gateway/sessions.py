@@ -42,8 +42,18 @@ class Session:
 class Sessions:
     """Issues, reads and removes the session cookies of one server."""
 
-    def __init__(self, shared: Sequence[str], password_hash: str, life_s: float) -> None:
-        """Sign with the first secret of `shared`, and verify with any of them."""
+    def __init__(
+        self,
+        shared: Sequence[str],
+        password_hash: str,
+        life_s: float,
+        *,
+        is_behind_tls: bool = False,
+    ) -> None:
+        """Sign with the first secret of `shared`, and verify with any of them.
+
+        `is_behind_tls`: a proxy serves the public URL over TLS, and may not forward the scheme.
+        """
         if not shared or not all(shared):
             raise ValueError("an empty secret would let everyone sign")
         use = f"operator session {hashlib.sha256(password_hash.encode()).hexdigest()}"
@@ -56,6 +66,7 @@ class Sessions:
         # Browsers share cookies between the ports of a host: each server needs its own cookie name.
         suffix = derive(shared[0], "operator cookie").hex()[:_NAME_DIGITS]
         self._name = f"ndif-operator-{suffix}"
+        self._is_behind_tls = is_behind_tls
 
     def begin(self, way: str) -> tuple[Session, str]:
         """Return a new session and the value of its cookie."""
@@ -67,8 +78,9 @@ class Sessions:
 
     def of(self, connection: HTTPConnection) -> Session | None:
         """Return the session of a request's cookie; None without a valid cookie."""
-        value = connection.cookies.get(self._cookie_name(connection), "")
-        return self._read(value) if 0 < len(value) <= _MAX_COOKIE else None
+        values = (connection.cookies.get(name, "") for name in self._names(connection))
+        sessions = (self._read(value) for value in values if 0 < len(value) <= _MAX_COOKIE)
+        return next((session for session in sessions if session is not None), None)
 
     def is_token_of(self, session: Session, text: str) -> bool:
         """Return True if `text` is the session's CSRF token."""
@@ -78,26 +90,44 @@ class Sessions:
 
     def set_on(self, response: Response, connection: HTTPConnection, value: str) -> None:
         """Set the session's cookie, which lives as long as the session."""
-        self._set(response, connection, value, int(self._life_s))
+        name = self._secure_name if self._may_be_secure(connection) else self._name
+        self._set(response, name, value, int(self._life_s))
 
     def remove_from(self, response: Response, connection: HTTPConnection) -> None:
         """Remove the cookie from the browser."""
-        self._set(response, connection, "", 0)
+        for name in self._names(connection):
+            self._set(response, name, "", 0)
 
-    def _set(self, response: Response, connection: HTTPConnection, value: str, life_s: int) -> None:
+    def _set(self, response: Response, name: str, value: str, life_s: int) -> None:
         response.set_cookie(
-            self._cookie_name(connection),
+            name,
             value,
             max_age=life_s,
             path="/",
-            secure=_is_https(connection),
+            secure=name == self._secure_name,
             httponly=True,
             samesite="strict",
         )
 
-    def _cookie_name(self, connection: HTTPConnection) -> str:
+    @property
+    def _secure_name(self) -> str:
         # Browsers accept a `__Host-` cookie only over TLS, and never from another host of the domain.
-        return f"__Host-{self._name}" if _is_https(connection) else self._name
+        return f"__Host-{self._name}"
+
+    def _names(self, connection: HTTPConnection) -> tuple[str, ...]:
+        """Return the names of the cookies that a request may have, in the order in which they count."""
+        if _is_https(connection):
+            return (self._secure_name,)
+        # Behind a proxy that forwards no scheme, a request over TLS looks like plain HTTP.
+        return (self._secure_name, self._name) if self._is_behind_tls else (self._name,)
+
+    def _may_be_secure(self, connection: HTTPConnection) -> bool:
+        """Return True if the browser uses TLS, or is not known to use plain HTTP behind a proxy with TLS.
+
+        Browsers send the page's origin, and so its scheme, with each POST.
+        """
+        origin = connection.headers.get("origin", "")
+        return _is_https(connection) or (self._is_behind_tls and not origin.startswith("http:"))
 
     def _read(self, value: str) -> Session | None:
         try:

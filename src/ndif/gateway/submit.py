@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 from ndif.config.settings import Settings
 from ndif.control.leader import Catalogue
 from ndif.gateway.answers import MODEL_KEY, OLDER_MODEL_KEY
+from ndif.gateway.authority import base_url
 from ndif.gateway.callbacks import CallbackRoute
 from ndif.gateway.caller import caller_of, subscription_of
 from ndif.gateway.envelope_wire import REFUSED_SESSION, Envelope, read_envelope
@@ -24,7 +25,7 @@ from ndif.gateway.open_channels import OpenChannels
 from ndif.gateway.openapi import BYTES, ApiRoute, Content, Description, Parameter
 from ndif.gateway.quota import Quota
 from ndif.host.runtimes import SUPPORTED, Runtimes, generation_of
-from ndif.net import is_loopback
+from ndif.hostname import is_loopback
 from ndif.schema import wires
 from ndif.schema.limits import KeyLimits
 from ndif.schema.model_key import ModelKey, explain_class
@@ -207,7 +208,7 @@ class SubmitRoute:
             wire=wire,
             payload=content,
             compress=envelope.compress,
-            base_url=self.settings.public_url or str(http.base_url).rstrip("/"),
+            base_url=base_url(http, self.settings.public_url),
             nearby=is_loopback(caller.address),
             subscription_id=await self._subscription(envelope, wire, caller, account),
             env=envelope.env,

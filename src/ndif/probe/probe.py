@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from ndif.config.units import format_duration
 from ndif.host.environment import environment, for_untrusted
 from ndif.host.runtimes import Runtime
-from ndif.net import is_loopback
+from ndif.hostname import is_loopback
 from ndif.probe.outcome import ProbeOutcome, Question
 from ndif.runtime.typed_json import from_json, to_json
 from ndif.schema.model_key import ModelKey

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from ndif.hostname import HostName
 from ndif.schema.answer import answer, from_plain
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -85,11 +86,11 @@ class Callback:
 
     @property
     def host(self) -> str:
-        """Return the host of a webhook in lower case; empty for a mail or an invalid URL."""
+        """Return the host of a webhook in its normal form; empty for a mail or an invalid URL."""
         if "://" not in self.address:
             return ""
         try:
-            return (urlsplit(self.address).hostname or "").lower()
+            return HostName.parse(urlsplit(self.address).hostname or "").text
         except ValueError:
             return ""
 

@@ -258,6 +258,15 @@ def test_any_text_is_parsed_or_raises_address_error(text: str) -> None:
         read_address(text)
 
 
+def test_host_of_url_has_one_form() -> None:
+    hosts = [
+        *("Example.org", "example.org.", "EXAMPLE.ORG.:443", "8.8.8.8", "8.8.8.8.", "[2A00:0::1]"),
+        *("[::ffff:8.8.8.8]", "[2a00::0.0.0.1]"),
+    ]
+    normal = [read_address(f"https://{host}/").host for host in hosts]
+    assert normal == [*["example.org"] * 3, *["8.8.8.8"] * 2, "2a00::1", "8.8.8.8", "2a00::1"]
+
+
 def test_query_of_url_is_kept() -> None:
     fields = {"status": "COMPLETED", "id": "7"}
     for text, target in (

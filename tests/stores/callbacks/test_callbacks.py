@@ -318,6 +318,7 @@ def test_callback_content_describes_job() -> None:
     [
         ("post+https://Example.org:8443/x", "example.org"),
         ("http://[::1]/", "::1"),
+        ("http://EXAMPLE.org./", "example.org"),
         ("ada@example.org", ""),
         ("http://[", ""),
     ],

@@ -85,6 +85,7 @@ function App() {
     <${Head} view=${view} parts=${live.parts} />
     <main id="main" tabindex="-1" ref=${main}>
       <h1 class="off-screen">${view.title}</h1>
+      ${!isSecureContext && html`<p class="banner">This page was loaded over plain HTTP: others on the network can read the keys and passwords that you enter. Use an https address.</p>`}
       ${live.status === "away" && html`<p class="banner" role="alert">${live.sentence} The page may show old data; it reconnects automatically.</p>`}
       ${live.keyProblem && !isShut && view.path !== "jobs" && html`<p class="banner" role="alert">${live.keyProblem}</p>`}
       ${isShut

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from ndif.config.groups import ObjectStoreSettings
 from ndif.config.reference import name_of
+from ndif.hostname import is_loopback, numeric
 from ndif.launch.run_folder import RunFolder
 from ndif.launch.services.service import (
     Program,
@@ -14,7 +15,7 @@ from ndif.launch.services.service import (
     require_package,
     require_program,
 )
-from ndif.net import for_url, is_loopback
+from ndif.net import for_url
 
 NAME = "object-store"
 _VARIABLE = name_of("object_store_url")
@@ -39,7 +40,7 @@ def object_store(options: ObjectStoreSettings, *, may_start: bool) -> Service | 
             f"{no_answer} `ndif start object-store` starts a MinIO there, and so does `ndif start`."
         )
     binary = require_program("minio", port=port)
-    listen_address = f"{for_url('127.0.0.1' if host == 'localhost' else host)}:{port}"
+    listen_address = f"{for_url(numeric(host))}:{port}"
 
     async def make(run_folder: RunFolder) -> Program:
         return Program(

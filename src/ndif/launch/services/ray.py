@@ -17,6 +17,7 @@ from ndif.config.groups import ClusterSettings
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
 from ndif.host.environment import machine_name
+from ndif.hostname import is_loopback, numeric
 from ndif.launch.cluster_secret import VARIABLE as SECRET
 from ndif.launch.cluster_secret import cluster_secrets, ensure_cluster_secrets
 from ndif.launch.run_folder import RunFolder
@@ -29,7 +30,6 @@ from ndif.launch.services.service import (
     is_local,
     require_package,
 )
-from ndif.net import is_loopback
 from ndif.stores.broker.signing import derive
 
 NAME = "ray"
@@ -99,7 +99,7 @@ def own_head(options: ClusterSettings) -> str | None:
         return None
     head, broker = options.ray_head_port, urlsplit(options.broker_url)
     broker_port = (broker.port or _PORT) if options.broker_url else 0
-    return f"{_ip(host)}:{head + (head == broker_port)}"
+    return f"{numeric(host)}:{head + (head == broker_port)}"
 
 
 def ray_worker(options: Settings) -> Service:
@@ -119,12 +119,12 @@ def ray_worker(options: Settings) -> Service:
         )
     authentication(options, starts=False)
     # Unless the head is on this machine, Ray chooses the address by which the other nodes reach it.
-    own_address = _ip(host) if is_loopback(host) else None
+    own_address = numeric(host) if is_loopback(host) else None
     return _service(options, host, port, own_address, (_address_option(host, port),), is_head=False)
 
 
 def _address_option(host: str, port: int) -> str:
-    return f"--address={_ip(host)}:{port}"
+    return f"--address={numeric(host)}:{port}"
 
 
 def _address_towards(host: str, port: int) -> str | None:
@@ -196,7 +196,7 @@ def _accepts(address: str, variables: Mapping[str, str]) -> bool | None:
     command = (sys.executable, "-m", "ray.scripts.scripts", "health-check")
     try:
         result = subprocess.run(  # noqa: S603 - our own interpreter
-            [*command, "--address", f"{_ip(host)}:{port}", "--skip-version-check"],
+            [*command, "--address", f"{numeric(host)}:{port}", "--skip-version-check"],
             env={**os.environ, **variables},
             capture_output=True,
             timeout=_PROBE_S,
@@ -282,14 +282,10 @@ def _parts(address: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname, port
 
 
-def _ip(host: str) -> str:
-    return "127.0.0.1" if host == "localhost" else host
-
-
 def _own_ip(host: str) -> str:
     """Return the address of a host name, because Ray accepts no name for a node that it starts."""
     try:
-        return _ip(host) if is_loopback(host) else socket.gethostbyname(host)
+        return numeric(host) if is_loopback(host) else socket.gethostbyname(host)
     except OSError:
         return host
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from ndif.config.groups import OLDEST_REDIS
 from ndif.config.reference import name_of, without_secrets
 from ndif.config.settings import Settings
+from ndif.hostname import host_name, is_loopback
 from ndif.launch.run_folder import RunFolder, RunFolders
 from ndif.launch.services.service import (
     Program,
@@ -20,7 +21,7 @@ from ndif.launch.services.service import (
     require_package,
     require_program,
 )
-from ndif.net import is_loopback, with_password
+from ndif.net import with_password
 from ndif.stores.disk import open_private
 
 NAME = "broker"
@@ -192,7 +193,8 @@ def _connect(url: str):  # type: ignore[no-untyped-def]
 
 def _ip(host: str) -> str:
     # `localhost` may be two addresses, and a client uses either.
-    return host if host.replace(".", "").isdigit() or ":" in host else "127.0.0.1 -::1"
+    name = host_name(host)
+    return "127.0.0.1 -::1" if name is None or name.address is None else name.text
 
 
 def _quoted(text: str) -> str:

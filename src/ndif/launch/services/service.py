@@ -15,8 +15,8 @@ from pathlib import Path
 from ndif.config.reference import name_of
 from ndif.distribution import install_command
 from ndif.errors import NdifError
+from ndif.hostname import is_loopback
 from ndif.launch.run_folder import RunFolder, failed_start
-from ndif.net import is_loopback
 from ndif.server.supervised import ProcessSpec, Supervisor
 from ndif.sizes import format_size
 from ndif.stores.disk import least_free, nearest

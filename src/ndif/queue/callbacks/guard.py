@@ -8,7 +8,6 @@ goes to exactly the checked address, even if a name resolves to other addresses 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import re
 import socket
@@ -20,9 +19,9 @@ from urllib.parse import urlencode
 
 import httpcore
 
+from ndif.hostname import NAT64, HostName, IpAddress, embedded, host_name, unmapped
 from ndif.schema.callback import EVERY_STATUS_PREFIX, POST
 
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 EVERYWHERE: tuple[Network, ...] = (
@@ -51,7 +50,6 @@ _URL = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
-_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _LOCAL_PART = re.compile(
     r"[a-z0-9!#$%&'*+/=?^_`{|}~-]+(\.[a-z0-9!#$%&'*+/=?^_`{|}~-]+)*", re.I | re.A
 )
@@ -72,8 +70,7 @@ _NOT_PUBLIC_6 = tuple(
     ipaddress.IPv6Network(text)
     for text in ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")
 )
-_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
-_SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
+_LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 """Upper halves of interface identifiers that hold an IPv4 address in the lower half."""
 
@@ -183,7 +180,7 @@ def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Addre
             if "@" in authority
             else f"The callback {_quoted(url)} is not a URL like https://example.org/done."
         )
-    scheme, host = match["scheme"].lower(), match["host"].lower().strip("[]").removesuffix(".")
+    scheme, host = match["scheme"].lower(), _read_host(match["host"], url)
     port = int(match["port"]) if match["port"] else _WEB_PORTS[scheme]
     # Any port of an operator's own networks is allowed; a name's address is checked at the connection.
     if not 0 < port <= _MAX_PORT or not (allowed or _is_web_port(port)):
@@ -191,8 +188,8 @@ def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Addre
             f"The callback's port {port} is not a web server's port: use 80, 443 or one from "
             f"{_LOWEST_PORT} on."
         )
-    literal = _read_host(host, url)
-    if literal is not None and not may_connect(literal, allowed, port):
+    address = _LOOPBACK if _is_below_localhost(host) else host.address
+    if address is not None and not may_connect(address, allowed, port):
         raise CallbackAddressError(
             f"The callback {_quoted(url)} names an address or port that this server does not call: the "
             "address must be public."
@@ -202,38 +199,46 @@ def _read_url(url: str, kind: CallbackKind, allowed: Sequence[Network]) -> Addre
     return Address(
         kind,
         scheme=scheme,
-        host=host if literal is None or host == "localhost" else str(literal),
+        host=host.text,
         port=port,
         target=target,
     )
 
 
-def _read_host(host: str, url: str) -> IpAddress | None:
-    """Return a URL's host as an IP address; None for a name."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host)
-    labels = host.split(".")
+def _read_host(text: str, url: str) -> HostName:
+    """Return a URL's host; raise a `CallbackAddressError` if it is invalid or ambiguous."""
+    host = host_name(text)
     # 2130706433, 0x7f.1 and 0177.0.0.1 are 127.0.0.1 to the system's resolver.
-    if _NUMBER.fullmatch(labels[-1]):
+    if host is not None and host.is_ambiguous:
         raise CallbackAddressError(
             f"The callback {_quoted(url)} has an unusual form of an IP address: write it as four decimal "
             "numbers."
         )
-    if len(host) > _MAX_NAME or not all(map(_LABEL.fullmatch, labels)):
+    if host is None or (host.address is None and not _is_valid_name(host.text)):
         raise CallbackAddressError(f"The callback {_quoted(url)} names no valid host.")
-    return ipaddress.IPv4Address("127.0.0.1") if labels[-1] == "localhost" else None
+    return host
+
+
+def _is_valid_name(name: str) -> bool:
+    return len(name) <= _MAX_NAME and all(map(_LABEL.fullmatch, name.split(".")))
+
+
+def _is_below_localhost(host: HostName) -> bool:
+    """Return True for `localhost` and the names below it, which some resolvers resolve to loopback."""
+    return f".{host.text}".endswith(".localhost")
 
 
 def _read_mail(text: str) -> Address:
     name, _, domain = text.rpartition("@")
-    labels = domain.lower().split(".")
+    host = host_name(domain)
     if (
         len(name) > _MAX_LOCAL_PART
         or not _LOCAL_PART.fullmatch(name)
-        or len(domain) > _MAX_NAME
-        or len(labels) == 1
-        or _NUMBER.fullmatch(labels[-1])
-        or not all(map(_LABEL.fullmatch, labels))
+        or host is None
+        or host.address is not None
+        or host.is_ambiguous
+        or "." not in host.text
+        or not _is_valid_name(domain.lower())
     ):
         raise CallbackAddressError(
             f"The callback {_quoted(text)} is not one e-mail address like ada@example.org."
@@ -264,9 +269,10 @@ def is_public(address: IpAddress) -> bool:
         return not any(address in network for network in _NOT_PUBLIC_4)
     if address not in _GLOBAL_6 or any(address in network for network in _NOT_PUBLIC_6):
         return False
-    bits = int(address)
-    if address in _SIX_TO_FOUR and not is_public(ipaddress.IPv4Address(bits >> 80 & 0xFFFFFFFF)):
+    inner = embedded(address)
+    if inner is not None and not is_public(inner):
         return False
+    bits = int(address)
     within_interface = bits & 0xFFFFFFFF
     is_isatap = bits >> 32 & 0xFFFFFFFF in _ISATAP
     return not is_isatap or is_public(ipaddress.IPv4Address(within_interface))
@@ -279,12 +285,8 @@ def _is_web_port(port: int) -> bool:
 
 def _unwrapped(address: IpAddress) -> IpAddress:
     """Return the IPv4 address that an IPv6 address maps or translates; any other address unchanged."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return address.ipv4_mapped
-        if address in _TRANSLATED:
-            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address
+    inner = embedded(address)
+    return inner if inner is not None and address in NAT64 else unmapped(address)
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]

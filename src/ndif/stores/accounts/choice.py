@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 from ndif.config.groups import AccountSettings, FolderSettings
 from ndif.config.reference import name_of
 from ndif.config.settings import Settings
-from ndif.net import is_loopback
+from ndif.hostname import is_loopback
 
 _DEFAULT = "accounts.sqlite"
 
