@@ -56,7 +56,7 @@ Script = Callable[[FrameChannel], None]
 class MemoryFiles(FileStore):
     """A store whose uploads are memory files, as on S3."""
 
-    async def create_for(self, size: int) -> Upload:
+    async def create_for(self, size: int) -> Upload:  # type: ignore[override]
         return S3Upload(cast(S3Store, self), size)
 
 
