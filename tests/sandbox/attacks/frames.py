@@ -282,9 +282,9 @@ def sends_a_negative_cost() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -302,9 +302,9 @@ def sends_an_astronomic_cost() -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
@@ -399,9 +399,9 @@ def sends_a_result_just_over_the_limit(result_bytes: int) -> object:
     import json
 
     [channel] = [
-        each
-        for each in gc.get_objects()
-        if type(each).__name__ == "FrameChannel" and each.socket.fileno() >= 0
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
     ]
 
     def send(header: object, body: bytes = b"") -> None:
