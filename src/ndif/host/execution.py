@@ -7,13 +7,17 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ndif.config.settings import Settings
 from ndif.host.port import Respond
 from ndif.host.runner_handle import RunnerHandle
 from ndif.host.runner_protocol import (
+    UNLIMITED,
     FrameLimits,
     RunnerProtocol,
+    check_size,
+    largest_form,
     steps_of,
 )
 from ndif.runtime.messages import (
@@ -38,8 +42,8 @@ from ndif.telemetry.steps import current, step
 logger = logging.getLogger(__name__)
 
 EXIT_PATIENCE_S = 1.0
-SLACK = 1 << 20
-"""Bytes that a frame or a file may have beyond the largest result, for its envelope."""
+_SLACK = 1 << 20
+"""Bytes that a streamed frame may have beyond the largest message of a client, for its envelope."""
 
 _DONE = "Your job has been completed."
 
@@ -55,7 +59,7 @@ class Execution:
             settings.max_log_lines_per_s,
             settings.max_streamed_bytes,
             # A hybrid job may send its client as much as the client may send back.
-            max(settings.max_inline_result_bytes, settings.socketio_max_http_buffer_size) + SLACK,
+            max(settings.max_inline_result_bytes, settings.socketio_max_http_buffer_size) + _SLACK,
         )
         self._settings = settings
 
@@ -63,16 +67,28 @@ class Execution:
         """Return the order to run a request; `size`: bytes of its payload in a shared frame."""
         # Clients of the headers wire load a result from its frame without decompressing it.
         loaded_from_frame = request.subscription_id is not None and request.wire is Wire.HEADERS
-        largest = self._settings.largest_result(trusted=request.trusted)
         return Run(
             compressed=request.compress,
             env=dict(request.env),
             max_payload=self._settings.max_request_bytes,
-            max_result=min(largest, request.max_result_bytes or largest),
+            max_result=self.largest_result(request),
             max_inline=self._settings.max_inline_result_bytes,
             compress_inline=request.compress and not loaded_from_frame,
             nearby=request.nearby,
             size=size,
+        )
+
+    def largest_result(self, request: Request) -> int:
+        """Return the most bytes of a request's result: the smaller limit of its server and its key."""
+        largest = self._settings.largest_result(trusted=request.trusted)
+        return min(largest, request.max_result_bytes or largest)
+
+    def limits_of(self, request: Request) -> FrameLimits:
+        """Return the limits of the data that a request may send its user."""
+        return replace(
+            self.limits,
+            result_bytes=self.largest_result(request),
+            inline_bytes=self._settings.max_inline_result_bytes,
         )
 
     async def completed(
@@ -112,16 +128,23 @@ class Exchange:
     """
 
     def __init__(
-        self, execution: Execution, request: Request, runner: RunnerHandle, respond: Respond
+        self,
+        execution: Execution,
+        request: Request,
+        runner: RunnerHandle,
+        respond: Respond,
+        memory_bytes: int = UNLIMITED,
     ) -> None:
+        """Prepare an exchange; `memory_bytes`: most memory that an untrusted run can have taken."""
         self.has_begun = False
         """True once the runner has reported an update, so that the block has begun."""
         self._execution = execution
         self._request = request
         self._runner = runner
         self._respond = respond
+        self._memory_bytes = UNLIMITED if request.trusted else memory_bytes
         self._upload: Upload | None = None
-        self._clock = RunClock()
+        self._clock: RunClock | None = None
         self._is_admitted = self._is_stored = False
 
     async def run(self) -> Response | None:
@@ -131,7 +154,7 @@ class Exchange:
         """
         execution, request, runner = self._execution, self._request, self._runner
         protocol = RunnerProtocol(
-            execution.limits,
+            execution.limits_of(request),
             is_hybrid=request.wire is Wire.HEADERS,
             has_live_client=request.subscription_id is not None,
         )
@@ -140,15 +163,19 @@ class Exchange:
             with step("payload"):
                 payload = await execution.broker.payload(request)
             until_begun = runner.kill_if_frozen()
+            self._clock = RunClock(self._memory_bytes)
             with step("send"):
                 await runner.send(execution.instructions(request), payload)
             async for message, body in runner.frames(protocol.max_body_bytes):
                 protocol.accept(message, body)
                 if message is Signal.RUNNING:
                     until_begun.cancel()  # a block may sleep
-                    self._clock = RunClock()
+                    # An untrusted runner may compute before it reports this, if an earlier request of its
+                    # key controls it.
+                    if request.trusted:
+                        self._clock = RunClock()
                 if isinstance(message, Returned | Spilled | Error):
-                    return await self._finish(message, body)
+                    return await self._finish(message, body, self._clock)
                 if not await self._handle(message, body):
                     break
             return None
@@ -159,6 +186,11 @@ class Exchange:
                 self._upload.discard()
             if self._is_admitted:
                 execution.objects.room.settle(request.id, stored=self._is_stored)
+
+    @property
+    def ran_s(self) -> float:
+        """Return the seconds since an untrusted runner got the request; 0 of a trusted one."""
+        return 0.0 if self._clock is None or self._request.trusted else self._clock.elapsed_s
 
     async def _handle(self, message: Message, body: bytes) -> bool:
         """Act on a runner's frame; return False if the runner ends meanwhile."""
@@ -190,7 +222,9 @@ class Exchange:
         update = Response(self._request.id, status, text, data=data)
         await self._runner.unless_cut(self._respond(update))
 
-    async def _finish(self, message: Returned | Spilled | Error, body: bytes) -> Response | None:
+    async def _finish(
+        self, message: Returned | Spilled | Error, body: bytes, clock: RunClock
+    ) -> Response | None:
         """Return the terminal response for a runner's last message."""
         request = self._request
         match message:
@@ -198,19 +232,19 @@ class Exchange:
                 # A client that polls gets its result from the object store, which must have room.
                 if request.subscription_id is None and (refused := await self._admit(len(body))):
                     return refused
-                cost = self._clock.cost(report)
+                cost = clock.cost(report)
                 response = await self._execution.completed(request, body, compressed, cost)
                 self._is_stored = True
                 return response
             case Spilled(report):
-                return await self._store(report)
+                return await self._store(clock, report)
             case Error(report, ends):
                 if ends:
                     self._runner.kill()  # the runner must not serve another request
-                text, cost = body.decode(errors="replace"), self._clock.cost(report)
+                text, cost = body.decode(errors="replace"), clock.cost(report)
                 return Response(request.id, Status.ERROR, text, meta=cost)
 
-    async def _store(self, report: RunReport) -> Response | None:
+    async def _store(self, clock: RunClock, report: RunReport) -> Response | None:
         """Store the file that the runner has written, and return the response with its address."""
         upload, request = self._upload, self._request
         if upload is None:
@@ -219,8 +253,10 @@ class Exchange:
         if not request.trusted and not upload.seal():
             self._runner.kill()
             await self._runner.exit_code(EXIT_PATIENCE_S)
-        cost = self._clock.cost(report)
-        if refused := await self._admit(os.fstat(upload.fileno()).st_size):
+        cost = clock.cost(report)
+        written = os.fstat(upload.fileno()).st_size
+        check_size(written, largest_form(self._execution.largest_result(request)))
+        if refused := await self._admit(written):
             return refused
         with step("store"):
             size = await upload.commit(result_key(request.id))
@@ -238,8 +274,15 @@ class Exchange:
 class RunClock:
     """The times of one run by the clocks of this process, which no block can set."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int = UNLIMITED) -> None:
+        """Start now; `memory_bytes`: most memory that the run can have taken."""
         self._began, self._began_unix = time.perf_counter(), time.time()
+        self._memory_bytes = memory_bytes
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds until now."""
+        return round(time.perf_counter() - self._began, 6)
 
     def cost(self, report: RunReport) -> dict[str, float]:
         """Return the run's reported memory and its seconds until now, and record its reported steps."""
@@ -250,8 +293,8 @@ class RunClock:
 
     def measured(self, report: RunReport) -> dict[str, float]:
         """Return the run's reported memory and its seconds until now."""
-        elapsed_s = round(time.perf_counter() - self._began, 6)
-        return {"execution_time": elapsed_s, "peak_memory": report.peak_memory}
+        peak_memory = min(report.peak_memory, self._memory_bytes)
+        return {"execution_time": self.elapsed_s, "peak_memory": peak_memory}
 
     def steps(self, report: RunReport) -> list[Step]:
         """Return the run's reported steps."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 from ndif.config.settings import Settings
 from ndif.host.device_errors import DeviceFailure
 from ndif.host.evaluation import spec_of
-from ndif.host.execution import SLACK, Execution
+from ndif.host.execution import Execution
 from ndif.host.fork_server import ForkServers
 from ndif.host.hub import Adapters
 from ndif.host.model_process import ModelProcess, ModelProcessError
@@ -22,6 +22,7 @@ from ndif.host.port import FailedDeviceError, Progress, ReplicaEvictedError, Res
 from ndif.host.replica_runners import ReplicaRunners
 from ndif.host.request_run import RequestRun, RunTools
 from ndif.host.runner_pool import scope_of
+from ndif.host.runner_protocol import largest_form
 from ndif.host.runtimes import Runtime
 from ndif.host.shared_passes import LocalSharedPasses, SharedRun
 from ndif.host.shared_weights import SharedWeights
@@ -290,14 +291,12 @@ def _adapters(runtime: Runtime, settings: Settings) -> Adapters:
 
 
 def _untrusted_settings(settings: Settings) -> UntrustedSettings:
-    # zstd makes incompressible data slightly larger.
-    largest = settings.max_result_bytes + settings.max_result_bytes // 1000 + SLACK
     return UntrustedSettings(
         sandbox=settings.sandbox,
         protector=settings.protector == "on",
         whitelist=str(settings.whitelist.absolute()) if settings.whitelist else None,
         memory_bytes=settings.runner_memory_bytes,
-        result_bytes=largest,
+        result_bytes=largest_form(settings.max_result_bytes),
         max_threads=settings.runner_max_threads,
         adapters=str(settings.adapters),
         scope=scope_of(settings),

@@ -23,6 +23,7 @@ from ndif.host.watchdogs import GpuWatch, ResourceWatchdog
 from ndif.schema.request import Request
 from ndif.schema.response import Response
 from ndif.schema.status import Status
+from ndif.stores.memory import total_memory
 from ndif.stores.objects import DiskError, MemoryFullError, ObjectStoreError
 from ndif.telemetry.steps import step
 
@@ -76,6 +77,8 @@ class RequestRun:
         self._runner: RunnerHandle | None = None
         self._answered = False
         """True if the runner has sent its last frame and was not killed."""
+        self._unreported_s = 0.0
+        """Seconds for which untrusted runners had the request without an answer."""
         self._stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolves with the reason why the run ends early."""
 
@@ -95,7 +98,7 @@ class RequestRun:
             for _ in range(_RUNNERS):
                 with contextlib.suppress(_NotBegunError):
                     response = await self._serve(request, respond)
-                    return self._with_limit(response)
+                    return self._with_limit(self._with_time(response))
         return Response(request.id, Status.ERROR, _NOT_BEGUN)
 
     def cancel(self, reason: str) -> None:
@@ -185,8 +188,14 @@ class RequestRun:
             await runner.unless_ended(fetching)
         if self._cancelled:  # cancelled before a block ran
             return Response(request.id, Status.ERROR, self._cancelled)
-        exchange = Exchange(tools.execution, request, runner, respond)
-        response = await exchange.run()
+        memory_bytes = max(total_memory(), *self._held.values(), 0)
+        exchange = Exchange(tools.execution, request, runner, respond, memory_bytes)
+        response: Response | None = None
+        try:
+            response = await exchange.run()
+        finally:
+            if response is None or response.meta is None:
+                self._unreported_s += exchange.ran_s
         self._answered = response is not None and runner.usable
         if self._cancelled:  # perhaps while its result was stored
             self._answered = False
@@ -228,6 +237,19 @@ class RequestRun:
         if response.status is Status.ERROR and isinstance(reason, LimitReason):
             return replace(response, limit=reason.limit)
         return response
+
+    def _with_time(self, response: Response) -> Response:
+        """Return the response, with the time of untrusted runners that ended without an answer.
+
+        Code of an earlier request of the same key may control a runner, and may compute before it reports
+        that the block begins.
+        """
+        if not self._unreported_s:
+            return response
+        ran_s = round(response.execution_s + self._unreported_s, 6)
+        return replace(
+            response, meta={"peak_memory": response.peak_memory, "execution_time": ran_s}
+        )
 
     def _interrupt(self, reason: str) -> None:
         """End a block that took too long, with an error that names its line if possible."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ndif.host.channel import ProtocolError
 from ndif.runtime.frames import MAX_TEXT
-from ndif.runtime.messages import Message, RunReport, kind_of
+from ndif.runtime.messages import Message, RunReport, Spill, kind_of
 from ndif.schema.step import RUNNER, Step
 from ndif.sizes import format_size
 
@@ -23,6 +23,11 @@ _STEPS = ("prepare", "execute", "pack")
 _BURST_S = 10
 _FRAME_COST = 256
 """Bytes counted for a streamed frame in addition to its content, so that empty frames are not free."""
+UNLIMITED = (1 << 63) - 1
+"""Bytes where there is no limit: the largest size that a frame can state."""
+_ENVELOPE = 1 << 12
+"""Bytes that a result in a frame of zstd may have beyond its content, however short it is."""
+RESULT_LIMIT = "the limit for a result (NDIF_MAX_RESULT_BYTES, or a limit of your API key)"
 
 
 class LimitReason(str):
@@ -58,6 +63,32 @@ class FrameLimits:
     streamed_bytes: int
     frame_bytes: int
     """Bytes of a result in a frame, and of a streamed frame."""
+    result_bytes: int = UNLIMITED
+    """Bytes of the caller's result before compression, and of all streamed values together."""
+    inline_bytes: int = UNLIMITED
+    """Bytes of a result in a frame, before compression."""
+
+    @property
+    def returned_bytes(self) -> int:
+        """Return the most bytes of a result in a frame, in any form."""
+        largest = largest_form(min(self.result_bytes, self.inline_bytes))
+        return min(self.frame_bytes, largest)
+
+
+def largest_form(result_bytes: int) -> int:
+    """Return the most bytes of a result in any form: zstd makes incompressible data slightly larger."""
+    return result_bytes + result_bytes // 1000 + _ENVELOPE
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raise a `ProtocolError` if a result of `size` bytes is larger than `limit`.
+
+    A runner itself refuses to send such a result, unless the user's code controls it.
+    """
+    if size > limit:
+        raise ProtocolError(
+            f"its result takes {format_size(size)}, more than {format_size(limit)}, {RESULT_LIMIT}"
+        )
 
 
 class RunnerProtocol:
@@ -80,14 +111,16 @@ class RunnerProtocol:
         self._has_live_client = has_live_client
         self._clock = clock
         self._expected = BEFORE_RUN
-        self._logged = self._streamed = 0
+        self._logged = self._streamed = self._stream_frames = 0
         self._lines = limits.log_lines_per_s * _BURST_S
         self._counted = clock()
 
     def max_body_bytes(self, message: Message) -> int:
         """Return the largest body, in bytes, that a frame with this message may have."""
         match kind_of(message):
-            case "returned" | "stream":
+            case "returned":
+                return self._limits.returned_bytes
+            case "stream":
                 return self._limits.frame_bytes
             case "log" | "error":
                 return MAX_TEXT
@@ -108,6 +141,8 @@ class RunnerProtocol:
                 "polled has no live channel to its client. Run it with blocking=True, or leave that part "
                 "(`with session.local()`, `.remote()`) out of it."
             )
+        if isinstance(message, Spill):
+            check_size(message.size, self._limits.result_bytes)
         match kind:
             case "running":
                 self._expected = self._during
@@ -140,8 +175,15 @@ class RunnerProtocol:
             )
 
     def _count_stream(self, body: bytes) -> None:
-        self._streamed += len(body) + _FRAME_COST
-        if self._streamed > self._limits.streamed_bytes:
+        self._streamed += len(body)
+        self._stream_frames += 1
+        if self._streamed > self._limits.result_bytes:
+            raise LimitError(
+                f"The block sent its client more than {format_size(self._limits.result_bytes)} while it "
+                f"ran, {RESULT_LIMIT}, and was ended. Send fewer values, or reduce them before.",
+                "streamed",
+            )
+        if self._streamed + self._stream_frames * _FRAME_COST > self._limits.streamed_bytes:
             raise LimitError(
                 f"The block sent its client more than {format_size(self._limits.streamed_bytes)} while it "
                 "ran, the most that this server passes on (NDIF_MAX_STREAMED_BYTES), and was ended. Return "

@@ -6,6 +6,7 @@ requests, and `ndif.runtime.generations.co_batch_nnsight08` runs them.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -15,8 +16,15 @@ from ndif.host.channel import ProtocolError
 from ndif.host.execution import RunClock
 from ndif.host.request_run import RequestRun
 from ndif.host.runner_handle import RunnerHandle
-from ndif.host.runner_protocol import BEFORE_RUN
-from ndif.runtime.messages import Message, SharedRunOrder, SharedRunResults, Signal, kind_of
+from ndif.host.runner_protocol import BEFORE_RUN, check_size
+from ndif.runtime.messages import (
+    InlineAnswer,
+    Message,
+    SharedRunOrder,
+    SharedRunResults,
+    Signal,
+    kind_of,
+)
 from ndif.schema.payload import Payload, PayloadFile
 from ndif.schema.request import Request
 from ndif.schema.response import Response
@@ -80,17 +88,15 @@ class SharedRun(RequestRun):
         self, requests: Sequence[Request], message: SharedRunResults, body: bytes, clock: RunClock
     ) -> list[Response | None]:
         cost, steps = clock.measured(message.report), tuple(clock.steps(message.report))
+        execution = self._tools.execution
+        largest = [execution.limits_of(request).returned_bytes for request in requests]
         responses: list[Response | None] = []
-        start = 0
-        for request, answer in zip(requests, message.answers, strict=True):
+        contents = contents_of(message.answers, body, largest)
+        for request, answer, content in zip(requests, message.answers, contents, strict=True):
             if answer is None:
                 responses.append(None)
                 continue
-            content = body[start : start + answer.size]
-            start += answer.size
-            response = await self._tools.execution.completed(
-                request, content, answer.compressed, cost
-            )
+            response = await execution.completed(request, content, answer.compressed, cost)
             responses.append(replace(response, steps=steps))
         return responses
 
@@ -127,6 +133,24 @@ class SharedRunProtocol:
             raise ProtocolError(f"a frame {kind_of(message)!r} is not allowed in this state")
         if message is Signal.RUNNING:
             self._expected = _RESULTS
+
+
+def contents_of(
+    answers: Sequence[InlineAnswer | None], body: bytes, largest: Sequence[int]
+) -> list[bytes]:
+    """Return each request's part of a body, empty without an answer; `largest` are its most bytes.
+
+    Raise a `ProtocolError` unless the answers fit the requests, their limits and the body.
+    """
+    if len(answers) != len(largest):
+        raise ProtocolError(f"a frame has {len(answers)} results for {len(largest)} requests")
+    sizes = [0 if answer is None else answer.size for answer in answers]
+    if sum(sizes) != len(body):
+        raise ProtocolError("a frame has results whose sizes are not the size of its body")
+    for size, limit in zip(sizes, largest, strict=True):
+        check_size(size, limit)
+    starts = itertools.accumulate(sizes, initial=0)
+    return [body[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
 def _in_memory(payload: Payload) -> bytes:

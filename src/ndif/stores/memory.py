@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,12 @@ def memories(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Iterator[Machi
         # The page cache counts as used, but the kernel frees it on demand.
         reclaimable = parts[f"{prefix}active_file"] + parts[f"{prefix}inactive_file"]
         yield MachineMemory(limit, limit - used + reclaimable)
+
+
+@functools.cache
+def total_memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return next(memories()).total
 
 
 def memory_is_short(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> bool:

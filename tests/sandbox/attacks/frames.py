@@ -276,6 +276,46 @@ def sends_a_cost_that_is_no_number() -> object:
     return "FORGED"
 
 
+def sends_a_negative_cost() -> object:
+    """an error whose report holds a negative number"""
+    import gc
+    import json
+
+    [channel] = [
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
+    ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "error", "report": {"peak_memory": -1, "steps": []}}, b"FORGED")
+    return "FORGED"
+
+
+def sends_an_astronomic_cost() -> object:
+    """an error whose report holds a number near the largest float"""
+    import gc
+    import json
+
+    [channel] = [
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
+    ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send({"kind": "error", "report": {"peak_memory": 1e308, "steps": []}}, b"FORGED")
+    return "FORGED"
+
+
 def sends_a_cost_that_is_no_text() -> object:
     """an error whose report holds lone surrogates"""
     import gc
@@ -349,6 +389,29 @@ def sends_a_result_over_the_limit(result_bytes: int) -> object:
     send(
         {"kind": "returned", "compressed": False, "report": {"peak_memory": 1, "steps": []}},
         bytes(result_bytes * 10),
+    )
+    return "FORGED"
+
+
+def sends_a_result_just_over_the_limit(result_bytes: int) -> object:
+    """a result over the limit, in a frame as large as a client's message may be"""
+    import gc
+    import json
+
+    [channel] = [
+        candidate
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "FrameChannel" and candidate.socket.fileno() >= 0
+    ]
+
+    def send(header: object, body: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        sizes = len(text).to_bytes(4, "big") + len(body).to_bytes(8, "big")
+        channel.socket.sendall(sizes + text + body)
+
+    send(
+        {"kind": "returned", "compressed": False, "report": {"peak_memory": 1, "steps": []}},
+        bytes(result_bytes),
     )
     return "FORGED"
 

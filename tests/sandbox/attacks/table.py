@@ -699,6 +699,7 @@ ATTACKS: list[Attack] = [
         frames.sends_a_result_without_its_cost,
         frames.sends_a_result_with_a_wrong_cost,
         frames.sends_a_result_over_the_limit,
+        frames.sends_a_result_just_over_the_limit,
         frames.sends_an_error_of_megabytes,
         frames.says_spilled_without_a_file,
         expected_error=PROTOCOL,
@@ -706,6 +707,8 @@ ATTACKS: list[Attack] = [
     *_rows(
         *("pass for more than it is", FRAMES, watch.ServerUnharmed),
         frames.sends_a_cost_that_is_no_number,
+        frames.sends_a_negative_cost,
+        frames.sends_an_astronomic_cost,
         frames.sends_a_cost_that_is_no_text,
         frames.sends_a_cost_of_depths,
         expected_error=r"broke its protocol .*(malformed|\$\.report)",
