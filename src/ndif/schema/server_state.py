@@ -126,8 +126,8 @@ class ModelState:
     task: str | None
     generation: str | None
     """None for a model that no replica and no request uses."""
-    metrics_label: str
-    """Label in metrics: `other` until it is deployed or loaded."""
+    metrics_label: str = "other"
+    """Label in metrics: `other` until it is deployed, or begins to load."""
     dedicated: bool
     size_bytes: int | None
     desired_replicas: int
