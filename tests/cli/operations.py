@@ -320,6 +320,7 @@ class Table:
                 "revision": entry.config.revision,
                 "task": None,
                 "generation": entry.generation,
+                "metrics_label": entry.config.repo_id,
                 "dedicated": entry.config.dedicated,
                 "size_bytes": 5 * 10**8,
                 "desired_replicas": len(entry.replicas),

@@ -221,6 +221,8 @@ def test_wait_for_unpublished_status_times_out() -> None:
         timeout_s=0.01,
         stop=lambda: None,
     )
-    with pytest.raises(OperationError, match="No process of this server has come up") as refused:
+    with pytest.raises(
+        OperationError, match="No process of this server can run a job yet"
+    ) as refused:
         asyncio.run(leader.status())
     assert refused.value.status == 503

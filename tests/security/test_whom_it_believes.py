@@ -294,7 +294,7 @@ def test_malformed_host_or_origin_is_rejected_with_400(
 def test_two_host_headers_are_rejected_with_400(served: Gateway) -> None:
     status, body = raw(served, "Host: localhost", "Host: evil.example")
     assert status == 400
-    assert "'localhost, evil.example'" in body["detail"]
+    assert "several Host headers" in body["detail"]
 
 
 @pytest.mark.parametrize("header", ["host", "origin"])

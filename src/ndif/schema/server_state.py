@@ -130,8 +130,8 @@ class ModelState:
     task: str | None
     generation: str | None
     """Null for a model without replicas and requests."""
-    metrics_label: str
-    """Label in metrics: `other` until it is deployed or loaded."""
+    metrics_label: str = "other"
+    """Label in metrics: `other` until it is deployed, or begins to load."""
     dedicated: bool
     size_bytes: int | None
     desired_replicas: int
