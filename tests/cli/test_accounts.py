@@ -149,7 +149,7 @@ def test_keys_import_reads_key_file_once(ndif: Ndif, here: Path) -> None:
     )
     assert ndif("keys", "import", file).stdout == "2 keys are imported.\n"
     again = ndif("keys", "import", file).stdout
-    assert again == "0 keys are imported; 2 were there already.\n"
+    assert again == "0 keys are imported; 2 already existed.\n"
     (tier,) = printed(ndif("tiers", "list", "--json"))["tiers"]
     assert tier["name"] == "hotswapping-priority-weight-2"
     assert (tier["hotswapping"], tier["priority"], tier["weight"]) == (True, True, 2)

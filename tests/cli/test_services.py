@@ -214,7 +214,7 @@ def test_running_broker_is_shared_and_keeps_running(
         assert place.read("info")["services"]["broker"]["whose"] == "not of this session"
         assert "started no broker" in place.ndif("logs", "broker").error
         until(lambda: place.ndif("status").code == 0)
-        assert "Set the same one" in refused(other, NDIF_BROKER_URL=redis.url)
+        assert "Set the same secret" in refused(other, NDIF_BROKER_URL=redis.url)
         message = refused(other, **{**variables, match[1]: "of some other server"})
         assert "has another NDIF_CLUSTER_SECRET" in message
         elsewhere = other.start(**variables)

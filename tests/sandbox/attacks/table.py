@@ -461,7 +461,7 @@ ATTACKS: list[Attack] = [
         *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
         bombs.returns_depths,
         bombs.returns_endlessly,
-        expected_error="what it saved could not be sent: .* excessively deep",
+        expected_error="its saved values could not be sent: .* excessively deep",
     ),
     *_rows(
         *("exhaust who reads the answer", FRAMES, watch.ServerUnharmed),
