@@ -88,7 +88,7 @@ def test_json_output_contains_module_tree(ndif: Ndif) -> None:
 
 
 def test_unmeasured_and_unknown_models_have_message(ndif: Ndif) -> None:
-    assert "known once the model was measured or loaded" in ndif("org/new").stdout
+    assert "unknown until the model is measured or loaded" in ndif("org/new").stdout
     assert "does not know 'org/none'" in error(ndif("org/none"), 4)
 
 
