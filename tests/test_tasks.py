@@ -56,7 +56,7 @@ async def test_cancelled_library_call_ends_before_its_caller() -> None:
 
 
 @on_loop
-async def test_apart_passes_on_result_and_error() -> None:
+async def test_own_task_passes_on_result_and_error() -> None:
     async def library(fails: bool) -> int:
         if fails:
             raise ConnectionResetError("gone")
@@ -69,11 +69,11 @@ async def test_apart_passes_on_result_and_error() -> None:
 
 def test_abandoned_thread_does_not_delay_process_exit() -> None:
     code = (
-        "import asyncio, threading; from ndif.tasks import aside, end\n"
+        "import asyncio, threading; from ndif.tasks import in_daemon_thread, end\n"
         "async def main():\n"
         "    begun = asyncio.Event(); loop = asyncio.get_running_loop()\n"
         "    def work(): loop.call_soon_threadsafe(begun.set); threading.Event().wait()\n"
-        "    async def wait(): await aside(work)\n"
+        "    async def wait(): await in_daemon_thread(work)\n"
         "    waiting = asyncio.create_task(wait()); await begun.wait(); await end([waiting])\n"
         "asyncio.run(main())"
     )

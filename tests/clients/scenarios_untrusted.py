@@ -215,7 +215,9 @@ def scenario_a_path_is_data(context: Context) -> None:
 
     message = refused(run)
     assert "text = here.read_text()" in message, message
-    assert "PosixPath.read_text is not available on this server: the path belongs to your" in message
+    assert (
+        "PosixPath.read_text is not available on this server: the path belongs to your" in message
+    )
 
 
 def scenario_torch_compile_in_a_block(context: Context) -> None:

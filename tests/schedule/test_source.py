@@ -321,7 +321,7 @@ async def test_calendar_that_takes_too_long_keeps_last_good_schedule(
     monkeypatch.setattr("ndif.schedule.source._EXPANSION_S", 0.0)  # no process is that fast
     path.write_bytes(dedicating("org/second") + b"\n")
     assert await dedicated(source, NOW + MINUTE) == ["org/first"]
-    assert "(it takes longer than 0s to read): that of 2026-10-05" in source.problems[0]
+    assert "(it takes longer than 0s to read): the schedule of 2026-10-05" in source.problems[0]
 
 
 @on_loop

@@ -21,12 +21,12 @@ PROGRAM = """
 import logging, sys
 from ndif.config.settings import Settings
 from ndif.telemetry import logs
-from ndif.telemetry.request_id import RequestId, named
+from ndif.telemetry.request_id import RequestId, naming
 logs.configure("gateway", Settings())
 log = logging.getLogger("ndif.example")
 log.debug("fine print")
 log.info("one\\ntwo %s", "\\u2603", extra={"job": "j", "duration_s": 0.5})
-with named(RequestId(["abc"])):
+with naming(RequestId(["abc"])):
     log.warning("named")
 try:
     raise ValueError("wrong")

@@ -130,7 +130,11 @@ async def test_model_is_downloaded_to_node_before_placement(
         assert weights_in(environment["HF_HOME"])
         for config, generation, problem in (
             (DeploymentConfig("no/model", "no/model"), "0.8", "There is no repository 'no/model'"),
-            (DeploymentConfig(NAME, NAME), "0.5", "nnsight 0.5 is not installed on the replica.s node"),
+            (
+                DeploymentConfig(NAME, NAME),
+                "0.5",
+                "nnsight 0.5 is not installed on the replica.s node",
+            ),
         ):
             with pytest.raises(ActorError, match=problem):
                 await cluster.fetch(config, generation, node)
