@@ -21,7 +21,7 @@ from ndif.gateway.connection_limit import (
     client_network,
     default_limit,
 )
-from ndif.gateway.connections import HttpConnection
+from ndif.gateway.connections import HttpConnection, WebSocketConnection
 from tests.gateway.test_incoming import gateway
 from tests.on_loop import on_loop
 from tests.security.hostile_clients import frame
@@ -174,6 +174,45 @@ async def test_websocket_that_sends_tiny_frames_without_pause_is_closed(
         assert len(answer) < 20_000
         assert "it sends more than 1000 small frames a second" in caplog.text
         writer.close()
+
+
+def test_refused_network_is_suspect_for_ten_seconds() -> None:
+    now = 100.0
+    limit = ConnectionLimit(8, lambda _: False, lambda: now)
+    limit.suspect("2001:db8:1:2::1")
+    assert limit.is_suspect("2001:db8:1:2::9")
+    assert not limit.is_suspect("10.0.0.1")
+    now += 10
+    assert not limit.is_suspect("2001:db8:1:2::1")
+
+
+@on_loop
+async def test_refused_client_may_send_fewer_frames_when_it_connects_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pings = 0
+
+    def handle_ping(_: WebSocketConnection) -> None:
+        nonlocal pings
+        pings += 1
+
+    monkeypatch.setattr(WebSocketConnection, "handle_ping", handle_ping)
+    counts = []
+    async with gateway(tmp_path) as server:
+        for _ in range(2):
+            pings = 0
+            reader, writer = await asyncio.open_connection(*server.address)
+            writer.write(handshake())
+            await reader.readuntil(b"\r\n\r\n")
+            for _ in range(80):
+                writer.write(frame(b"x", opcode=PING) * 10)
+                await asyncio.sleep(0)
+            with contextlib.suppress(ConnectionError):
+                await reader.read(MIB)
+            counts.append(pings)
+            writer.close()
+    assert counts[0] > 300
+    assert counts[1] < 100
 
 
 @on_loop

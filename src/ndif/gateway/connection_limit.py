@@ -20,6 +20,9 @@ _DESCRIPTORS = 65_536
 _PREFIX_6 = 64
 """Bits of an IPv6 address that count as one client's: providers assign networks of this size."""
 _WARN_EVERY_S = 60.0
+_SUSPECT_S = 10.0
+"""Seconds for which a client's network is suspect after one of its connections was refused."""
+_MAX_SUSPECTS = 10_000
 _FREE_BYTES = 4096
 """Size at which a piece costs nothing."""
 
@@ -67,13 +70,32 @@ class ConnectionLimit:
     none is idle, the new connection is refused. So idle connections cannot lock other clients out.
     """
 
-    def __init__(self, limit: int, is_proxy: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        is_proxy: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._limit = limit
         self._is_proxy = is_proxy
         self._open: dict[asyncio.BaseTransport, str] = {}
         self._idle: dict[asyncio.BaseTransport, None] = {}
         self._clients: defaultdict[str, _Client] = defaultdict(_Client)
         self._next_warning = 0.0
+        self._suspect_until: dict[str, float] = {}
+
+    def suspect(self, address: str) -> None:
+        """Remember for ten seconds that a client sent more than it may; it may connect again at once."""
+        now = self._clock()
+        if len(self._suspect_until) >= _MAX_SUSPECTS:
+            current = ((name, end) for name, end in self._suspect_until.items() if end > now)
+            self._suspect_until = dict(current)
+        self._suspect_until[client_network(address)] = now + _SUSPECT_S
+
+    def is_suspect(self, address: str) -> bool:
+        """Return True if `suspect` was called for the address's network in the last ten seconds."""
+        return self._suspect_until.get(client_network(address), 0.0) > self._clock()
 
     def admit(self, transport: asyncio.Transport, address: str) -> bool:
         """Count a new connection, which is idle; return False if it must be refused."""
@@ -122,7 +144,7 @@ class ConnectionLimit:
             del self._clients[name]
 
     def _warn(self, address: str, *, is_closed: bool) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_S
             consequence = "idle connections are closed" if is_closed else "new ones are refused"

@@ -76,7 +76,9 @@ _SLICE = 4096
 """Bytes of a WebSocket's input that are parsed at once: up to 680 frames."""
 _LARGE_SLICE = 32 * 1024
 """Bytes that are parsed at once of a large frame."""
-_FRAMES_PER_S, _FRAME_BURST = 1000.0, 500.0
+_SUSPECT_SLICE = 256
+"""Bytes that are parsed at once if the client's network is suspect: it may connect again and again."""
+_FRAMES_PER_S, _FRAME_BURST, _SUSPECT_BURST = 1000.0, 500.0, 20.0
 """Small frames that a WebSocket's client may send; above that it is disconnected."""
 _CHUNKS_PER_S, _CHUNK_BURST = 10.0, 50.0
 """Small pieces in which a body may arrive; above that the server reads it less often, in larger pieces."""
@@ -398,6 +400,7 @@ class WebSocketConnection(_WatchedConnection, WebSocketsSansIOProtocol):
         self._incoming = incoming
         self._limit = limit
         self._frames = Allowance(_FRAMES_PER_S, _FRAME_BURST, self.loop.time)
+        self._slice = _SLICE
         self._is_refused = False
         self._unfinished = incoming.message("")
         self._message = _Watchdog(
@@ -409,6 +412,9 @@ class WebSocketConnection(_WatchedConnection, WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if self._limit.is_suspect(_host(self.client)):
+            self._slice = _SUSPECT_SLICE
+            self._frames = Allowance(_FRAMES_PER_S, _SUSPECT_BURST, self.loop.time)
         self._reader = _ReadWatchdog(
             self.transport, self._incoming, f"a client at {_host(self.client)}"
         )
@@ -429,14 +435,14 @@ class WebSocketConnection(_WatchedConnection, WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_received = True
-        if not self.handshake_initiated or len(data) <= _SLICE:
+        if not self.handshake_initiated or len(data) <= self._slice:
             super().data_received(data)
         else:
             # The kernel hands over up to 256 KiB: 40,000 frames, which would take seconds. The buffer holds
             # the begun part of a large frame, whose rest needs no small slices.
             start = 0
             while start < len(data) and not (self._is_refused or self.transport.is_closing()):
-                end = start + min(max(_SLICE, len(self.conn.reader.buffer)), _LARGE_SLICE)
+                end = start + min(max(self._slice, len(self.conn.reader.buffer)), _LARGE_SLICE)
                 super().data_received(data[start:end])
                 start = end
         if not self.handshake_initiated and not self.transport.is_closing():
@@ -466,6 +472,7 @@ class WebSocketConnection(_WatchedConnection, WebSocketsSansIOProtocol):
         frames = [event for event in self.conn.events if isinstance(event, Frame)]
         if frames and self._frames.spend(len(frames), sum(len(frame.data) for frame in frames)):
             self._is_refused = True
+            self._limit.suspect(_host(self.client))
             self._fail(_POLICY, f"it sends more than {_FRAMES_PER_S:.0f} small frames a second")
         else:
             super().handle_events()
