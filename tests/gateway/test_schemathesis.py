@@ -32,6 +32,7 @@ checks = pytest.importorskip("schemathesis.specs.openapi.checks")
 pytest.importorskip("schemathesis.specs.openapi.schemas")
 FailureGroup = pytest.importorskip("schemathesis.core.failures").FailureGroup
 GenerationMode = schemathesis.GenerationMode
+UnsupportedSchema = pytest.importorskip("schemathesis.core.errors").UnsupportedSchema
 CHECKS: list[Any] = [
     schemathesis.checks.not_a_server_error,
     checks.status_code_conformance,
@@ -92,7 +93,9 @@ def ask(operation: Any, mode: Any, token: str) -> int:
         asked += 1
         case.call_and_validate(headers=headers, timeout=PATIENCE_S, checks=CHECKS)
 
-    with contextlib.suppress(Unsatisfiable):  # the operation has no invalid requests
+    # An operation may have no invalid requests. Schemathesis also gives up at some draws of a negated
+    # schema: a limit of the generator, after which the requests before it have been checked.
+    with contextlib.suppress(Unsatisfiable, UnsupportedSchema):
         try:
             send()
         except SystemError as error:
