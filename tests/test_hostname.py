@@ -9,7 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ndif.hostname import HostName, embedded, is_loopback, is_wildcard, unmapped
+from ndif.hostname import (
+    HostName,
+    client_network,
+    embedded,
+    is_loopback,
+    is_wildcard,
+    unmapped,
+)
 
 NORMAL = {
     "localhost": ["LOCALHOST", "localhost.", "LocalHost.", "\uff4cocalhost", "localhost。"],
@@ -204,3 +211,18 @@ def test_host_in_url_has_brackets_and_zone() -> None:
         ("::ffff:10.0.0.7", "10.0.0.7"),
     ):
         assert HostName.parse(text).in_url == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::1%eth0", "2001:db8:1:2::/64"),
+        ("::1", "::1"),
+        ("", ""),
+    ],
+)
+def test_ipv6_network_counts_as_one_client(address: str, network: str) -> None:
+    assert client_network(address) == network

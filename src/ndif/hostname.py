@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 IpAddress = IPv4Address | IPv6Address
 
@@ -16,6 +16,8 @@ _COMPATIBLE = IPv6Network("::/96")
 _LABEL = re.compile(r"[a-z0-9_-]+", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _ZONE = re.compile(r"[\w.~-]+", re.ASCII)
+_SITE_BITS = 64
+"""Bits of an IPv6 address that its holder cannot choose."""
 _OCTETS = 4
 _MAX_NAME = 253
 
@@ -118,6 +120,20 @@ def numeric(text: str) -> str:
     if host.address is None:
         return "127.0.0.1" if host.is_loopback else text
     return host.text
+
+
+def client_network(address: str) -> str:
+    """Return the network that counts as one client: an IPv4 or loopback address, else the IPv6 /64.
+
+    A text that is no IP address is returned unchanged.
+    """
+    try:
+        parsed = unmapped(ip_address(address.partition("%")[0]))
+    except ValueError:
+        return address
+    if isinstance(parsed, IPv4Address) or parsed.is_loopback:
+        return str(parsed)
+    return str(IPv6Network((parsed, _SITE_BITS), strict=False))
 
 
 def unmapped(address: IpAddress) -> IpAddress:

@@ -18,7 +18,6 @@ import pytest
 from ndif.gateway.connection_limit import (
     Allowance,
     ConnectionLimit,
-    client_network,
     default_limit,
 )
 from ndif.gateway.connections import HttpConnection, WebSocketConnection
@@ -99,20 +98,6 @@ def test_trusted_proxy_may_use_all_connections() -> None:
     limit = limit_of(8, "10.0.0.1")
     connections = opened(limit, "10.0.0.1", 8)
     assert not any(connection.is_aborted for connection in connections)
-
-
-@pytest.mark.parametrize(
-    ("address", "network"),
-    [
-        ("10.0.0.1", "10.0.0.1"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::1%eth0", "2001:db8:1:2::/64"),
-        ("", ""),
-    ],
-)
-def test_ipv6_network_counts_as_one_client(address: str, network: str) -> None:
-    assert client_network(address) == network
 
 
 def test_default_leaves_quarter_of_descriptors() -> None:

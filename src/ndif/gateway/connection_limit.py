@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import resource
 import time
@@ -11,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ndif.hostname import client_network
+
 logger = logging.getLogger(__name__)
 
 _KEPT_BACK = 4
 """One in this many of the process's file descriptors is kept back for jobs, files and services."""
 _DESCRIPTORS = 65_536
 """Descriptors that a process asks for; a limit of millions slows programs that close them all."""
-_PREFIX_6 = 64
-"""Bits of an IPv6 address that count as one client's: providers assign networks of this size."""
 _WARN_EVERY_S = 60.0
 _SUSPECT_S = 10.0
 """Seconds for which a client's network is suspect after one of its connections was refused."""
@@ -40,17 +39,6 @@ def default_limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _DESCRIPTORS)
     return most - most // _KEPT_BACK
-
-
-def client_network(address: str) -> str:
-    """Return the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if parsed.version == 4 or parsed.ipv4_mapped is not None:
-        return str(parsed if parsed.version == 4 else parsed.ipv4_mapped)
-    return str(ipaddress.ip_network((parsed, _PREFIX_6), strict=False))
 
 
 @dataclass(slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ndif.errors import NdifError
+from ndif.hostname import client_network
 from ndif.schema.account import (
     RIGHTS,
     AccountTier,
@@ -23,8 +23,6 @@ from ndif.schema.account import (
 
 _DIGEST = 16
 _KEY_BYTES = 32
-_SITE_BITS = 64
-"""Bits of an IPv6 address that its holder cannot choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +41,7 @@ class Caller:
         """Return the caller's name for fair scheduling without an account; a caller cannot choose it."""
         if self.uid is not None:
             return f"uid {self.uid}"
-        try:
-            address = ipaddress.ip_address(self.address)
-        except ValueError:
-            return f"host {self.address}" if self.address else ""
-        if address.version == 4 or address.is_loopback:
-            return f"host {address}"
-        return f"host {ipaddress.ip_network((address, _SITE_BITS), strict=False)}"
+        return f"host {client_network(self.address)}" if self.address else ""
 
 
 @dataclass(frozen=True, slots=True)
